@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::cargo::run_cargo;
-use crate::machine::{ARM64, Machine};
+use crate::machine::{ARM64, TargetMachine};
 use crate::ptx::{SKIPPED, output, say};
 use crate::skips;
 use crate::target_directory::target;
@@ -148,8 +148,8 @@ fn test(packages: &[&str]) -> Result<u64> {
     // Tests compile C for the processor on which they run. What is built for this machine, such as build scripts and their libraries of C, needs its own compiler.
     let tools = directory()?.join("tools");
     std::fs::create_dir_all(&tools).with_context(|| format!("{} could not be made", tools.display()))?;
-    let (compiler, own) = (which(&ARM64.compiler())?, which(&Machine::own()?.compiler())?);
-    let own_target = Machine::own()?.target("gnu").replace('-', "_");
+    let (compiler, own) = (which(&ARM64.compiler())?, which(&TargetMachine::own()?.compiler())?);
+    let own_target = TargetMachine::own()?.target("gnu").replace('-', "_");
     let link = tools.join("cc");
     if std::fs::read_link(&link).is_ok_and(|old| old.as_os_str() != compiler.as_str()) {
         std::fs::remove_file(&link)?;
@@ -161,7 +161,7 @@ fn test(packages: &[&str]) -> Result<u64> {
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());
 
-    let record = skips::Record::begin()?;
+    let record = skips::SkipRecord::begin()?;
     let mut command = inside()?;
     command
         .arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

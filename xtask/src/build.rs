@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cargo::{build_workspace, cargo, is_built, program, run_cargo};
-use crate::machine::Machine;
+use crate::machine::TargetMachine;
 use crate::skips;
 use crate::target_directory::{debug_directory, target};
 
@@ -17,7 +17,7 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
     if crate::image::missing().is_none() {
         crate::image::runtime_programs()?;
     }
-    let record = skips::Record::begin()?;
+    let record = skips::SkipRecord::begin()?;
     let result = run_cargo(
         Command::new(program())
             .args(["test", "--quiet", "--workspace"])
@@ -46,7 +46,7 @@ pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
 
 /// Build the guard's libraries as they ship, and put them next to the other programs, under the names that the agent knows.
 pub(crate) fn guard() -> Result<()> {
-    for (name, built) in crate::image::guard(Machine::own()?)? {
+    for (name, built) in crate::image::guard(TargetMachine::own()?)? {
         let next = debug_directory().join(format!("{name}.{}", std::process::id()));
         // At once, because another demo may be reading the library.
         std::fs::copy(&built, &next)

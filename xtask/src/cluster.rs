@@ -47,7 +47,7 @@ the command prints which one and what therefore cannot be tested, and ends with 
 
 /// A call of a script in `e2e/`, with its arguments and environment variables.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Plan {
+struct ScriptCall {
     script: &'static str,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
@@ -133,41 +133,41 @@ fn e2e() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e")
 }
 
-fn plan(args: &[&str]) -> Result<Plan> {
+fn plan(args: &[&str]) -> Result<ScriptCall> {
     let (command, rest) = args.split_first().context(HELP)?;
     let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect();
     match *command {
         "up" => up(rest),
         "divvy" => divvy(rest),
         "install" => install(rest),
-        "nvidia" => Ok(Plan {
+        "nvidia" => Ok(ScriptCall {
             script: "install.sh",
             args: owned(args),
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
-        "status" if rest.is_empty() => Ok(Plan {
+        "status" if rest.is_empty() => Ok(ScriptCall {
             script: "status.sh",
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
-        "build" => Ok(Plan {
+        "build" => Ok(ScriptCall {
             script: "build.sh",
             args: owned(rest),
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
-        "down" if matches!(rest, [] | ["--keep-logs"]) => Ok(Plan {
+        "down" if matches!(rest, [] | ["--keep-logs"]) => Ok(ScriptCall {
             script: "down.sh",
             args: owned(rest),
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
-        "restart" if !rest.is_empty() => Ok(Plan {
+        "restart" if !rest.is_empty() => Ok(ScriptCall {
             script: "program.sh",
             args: owned(args),
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
-        "enter" if rest.len() >= 2 => Ok(Plan {
+        "enter" if rest.len() >= 2 => Ok(ScriptCall {
             script: "enter.sh",
             args: owned(rest),
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
         _ => bail!(
             "unknown command `cargo xtask cluster {}`; see `cargo xtask cluster --help`",
@@ -176,7 +176,7 @@ fn plan(args: &[&str]) -> Result<Plan> {
     }
 }
 
-fn up(mut args: &[&str]) -> Result<Plan> {
+fn up(mut args: &[&str]) -> Result<ScriptCall> {
     let mut env = Vec::new();
     while let [flag, rest @ ..] = args {
         args = rest;
@@ -195,15 +195,15 @@ fn up(mut args: &[&str]) -> Result<Plan> {
             _ => bail!("unknown argument `{flag}`; up takes --nodes N, --rbac, and --service-accounts"),
         }
     }
-    Ok(Plan {
+    Ok(ScriptCall {
         script: "up.sh",
         env,
-        ..Plan::default()
+        ..ScriptCall::default()
     })
 }
 
-fn divvy(args: &[&str]) -> Result<Plan> {
-    let up = |env| Plan {
+fn divvy(args: &[&str]) -> Result<ScriptCall> {
+    let up = |env| ScriptCall {
         script: "divvy.sh",
         args: vec!["up".to_owned()],
         env,
@@ -213,10 +213,10 @@ fn divvy(args: &[&str]) -> Result<Plan> {
     match args {
         [] => Ok(up(Vec::new())),
         ["--machines", file] => Ok(up(vec![("MACHINES", (*file).to_owned())])),
-        ["--down"] => Ok(Plan {
+        ["--down"] => Ok(ScriptCall {
             script: "divvy.sh",
             args: vec!["down".to_owned()],
-            ..Plan::default()
+            ..ScriptCall::default()
         }),
         _ => bail!(
             "unknown arguments `{}`; divvy takes --machines FILE or --down",
@@ -225,11 +225,11 @@ fn divvy(args: &[&str]) -> Result<Plan> {
     }
 }
 
-fn install(mut args: &[&str]) -> Result<Plan> {
-    let only = |what: &str| Plan {
+fn install(mut args: &[&str]) -> Result<ScriptCall> {
+    let only = |what: &str| ScriptCall {
         script: "install.sh",
         args: vec![what.to_owned()],
-        ..Plan::default()
+        ..ScriptCall::default()
     };
     match args {
         ["--down"] => return Ok(only("down")),
@@ -248,7 +248,7 @@ fn install(mut args: &[&str]) -> Result<Plan> {
             _ => bail!("unknown argument `{flag}`; install takes --image FILE, --no-check, --down, or --uninstall"),
         }
     }
-    Ok(Plan {
+    Ok(ScriptCall {
         script: "install.sh",
         args: vec![what.to_owned()],
         needs_image: image.is_none(),

@@ -16,7 +16,7 @@ use syn::visit::Visit;
 use syn::{Attribute, Item, UseTree, Visibility};
 
 /// A module of a crate; inline modules are modules of their own in the same file.
-struct Module {
+struct CrateModule {
     file: PathBuf,
     parent: Option<usize>,
     children: BTreeMap<String, usize>,
@@ -92,15 +92,15 @@ fn circles(entry: &Path) -> Result<Vec<String>> {
 }
 
 /// Read a file and the files of its modules.
-fn read(file: &Path, directory: &Path, parent: Option<usize>, modules: &mut Vec<Module>) -> Result<usize> {
+fn read(file: &Path, directory: &Path, parent: Option<usize>, modules: &mut Vec<CrateModule>) -> Result<usize> {
     let text = fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let parsed = syn::parse_file(&text).with_context(|| format!("{} cannot be parsed", file.display()))?;
     module(&parsed.items, file, directory, parent, modules)
 }
 
-fn module(items: &[Item], file: &Path, directory: &Path, parent: Option<usize>, modules: &mut Vec<Module>) -> Result<usize> {
+fn module(items: &[Item], file: &Path, directory: &Path, parent: Option<usize>, modules: &mut Vec<CrateModule>) -> Result<usize> {
     let at = modules.len();
-    modules.push(Module {
+    modules.push(CrateModule {
         file: file.to_owned(),
         parent,
         children: BTreeMap::new(),
@@ -144,7 +144,7 @@ fn module(items: &[Item], file: &Path, directory: &Path, parent: Option<usize>, 
 }
 
 /// Note what a `use` declaration brings in.
-fn used(tree: &UseTree, before: &mut Vec<String>, public: bool, module: &mut Module) {
+fn used(tree: &UseTree, before: &mut Vec<String>, public: bool, module: &mut CrateModule) {
     let mut note = |name: String, path: Vec<String>| {
         if !public {
             module.paths.insert(path.clone());
@@ -170,7 +170,7 @@ fn used(tree: &UseTree, before: &mut Vec<String>, public: bool, module: &mut Mod
     }
 }
 
-impl<'ast> Visit<'ast> for Module {
+impl<'ast> Visit<'ast> for CrateModule {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         // The paths of `pub(super)` and the like name no item.
@@ -186,7 +186,7 @@ impl<'ast> Visit<'ast> for Module {
 
 /// Return the module that defines what a path names. Return `None` for another crate's item, and for an item whose declaration is
 /// not found.
-fn resolve(modules: &[Module], mut at: usize, path: &[String], depth: usize) -> Option<usize> {
+fn resolve(modules: &[CrateModule], mut at: usize, path: &[String], depth: usize) -> Option<usize> {
     // A chain of re-exports is short; a glob may lead back to where it came from.
     if depth > 8 {
         return None;
@@ -221,7 +221,7 @@ fn resolve(modules: &[Module], mut at: usize, path: &[String], depth: usize) -> 
 }
 
 /// Report whether one module contains another.
-fn is_ancestor(modules: &[Module], of: usize, mut at: usize) -> bool {
+fn is_ancestor(modules: &[CrateModule], of: usize, mut at: usize) -> bool {
     while let Some(parent) = modules[at].parent {
         at = parent;
         if at == of {
@@ -231,7 +231,7 @@ fn is_ancestor(modules: &[Module], of: usize, mut at: usize) -> bool {
     false
 }
 
-fn root(modules: &[Module], mut at: usize) -> usize {
+fn root(modules: &[CrateModule], mut at: usize) -> usize {
     while let Some(parent) = modules[at].parent {
         at = parent;
     }

@@ -10,7 +10,7 @@ use regex::Regex;
 
 use crate::debian::find;
 use crate::ptx::{SKIPPED, output, pip_install, say};
-use crate::real_driver::packages::{BRANCHES, Branch, Driver};
+use crate::real_driver::packages::{BRANCHES, Branch, PackagedDriver};
 use crate::target_directory::target;
 
 const HELP: &str = "\
@@ -80,7 +80,7 @@ fn is_function(name: &str) -> bool {
 
 /// Return the names of the functions in the library of a branch.
 fn of_library(directory: &Path, branch: &Branch) -> Result<BTreeSet<String>> {
-    let library = Driver::download(branch, directory)?.cuda;
+    let library = PackagedDriver::download(branch, directory)?.cuda;
     let bytes = std::fs::read(&library).with_context(|| format!("{} could not be read", library.display()))?;
     let names = Elf::of(&bytes).exports().into_iter().filter(|name| is_function(name));
     Ok(names.map(str::to_owned).collect())

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::cargo::run_cargo;
 use crate::image;
-use crate::machine::Machine;
+use crate::machine::TargetMachine;
 use crate::target_directory::target;
 
 const USAGE: &str = "usage: cargo xtask gpu [FLAGS]
@@ -98,7 +98,7 @@ fn pack(directory: &Path) -> Result<()> {
 
 /// Return the C library of a program, and its loader, by their names in the directory.
 fn c_library(program: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let files = Machine::own()?.libraries(&[program])?;
+    let files = TargetMachine::own()?.libraries(&[program])?;
     let name = |path: &Path| match path.file_name().unwrap_or_default().to_string_lossy() {
         name if name.starts_with("ld-linux") => "lib/loader".to_owned(),
         name => format!("lib/{name}"),

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::cargo::{build_workspace, run_cargo};
-use crate::machine::{self, Machine, needed};
+use crate::machine::{self, TargetMachine, needed};
 use crate::ptx::output;
 use crate::target_directory::debug_directory;
 
@@ -71,9 +71,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         };
         *target = Some(*rest.next().with_context(|| format!("{flag} needs a value\n\n{USAGE}"))?);
     }
-    let machines: Vec<&Machine> = match arch {
+    let machines: Vec<&TargetMachine> = match arch {
         Some(arch) => machine::ALL.iter().filter(|machine| machine.oci == arch).collect(),
-        None if is_fast => vec![Machine::own()?],
+        None if is_fast => vec![TargetMachine::own()?],
         None => machine::ALL.iter().collect(),
     };
     ensure!(!machines.is_empty(), "--arch takes amd64 or arm64\n\n{USAGE}");
@@ -133,18 +133,18 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
 
 /// Build `divvy-runtime` and `divvy-hook` for this machine with the settings for an image.
 pub(crate) fn runtime_programs() -> Result<()> {
-    build_runtime(Machine::own()?)
+    build_runtime(TargetMachine::own()?)
 }
 
 /// Return what this machine lacks for building an image, with the remedy; `None` if nothing is missing.
 pub(crate) fn missing() -> Option<String> {
-    match Machine::own() {
+    match TargetMachine::own() {
         Ok(machine) => lacks(machine),
         Err(error) => Some(error.to_string()),
     }
 }
 
-fn lacks(machine: &Machine) -> Option<String> {
+fn lacks(machine: &TargetMachine) -> Option<String> {
     let commands = machine.missing(&[])?;
     Some(format!(
         "programs for {} cannot be built here; on Debian, type: {commands}",
@@ -153,7 +153,7 @@ fn lacks(machine: &Machine) -> Option<String> {
 }
 
 /// Return the default path of an archive for one kind of machine, or for all.
-fn file(machines: &[&Machine]) -> String {
+fn file(machines: &[&TargetMachine]) -> String {
     let of_one = match machines {
         [machine] => format!("-{}", machine.oci),
         _ => String::new(),
@@ -163,7 +163,7 @@ fn file(machines: &[&Machine]) -> String {
 
 /// Return the default path of the archive for this machine alone.
 pub(crate) fn default_file() -> Result<String> {
-    Ok(file(&[Machine::own()?]))
+    Ok(file(&[TargetMachine::own()?]))
 }
 
 #[expect(clippy::print_stdout, reason = "the result of the task")]
@@ -172,7 +172,7 @@ fn say(text: &str) {
 }
 
 /// Build the programs. They have their own target directory, because their flags differ from those of other builds.
-fn build(machine: &Machine) -> Result<Programs> {
+fn build(machine: &TargetMachine) -> Result<ImagePrograms> {
     let (static_target, dynamic_target) = (machine.target("musl"), machine.target("gnu"));
     let flags = flags()?;
     // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
@@ -193,7 +193,7 @@ fn build(machine: &Machine) -> Result<Programs> {
     )?;
     let probe = ["--profile", "node", "--package", "divvy-hardware", "--bin", "divvy-probe"];
     cargo(machine, &dynamic_target, &flags, &probe)?;
-    Ok(Programs {
+    Ok(ImagePrograms {
         divvy: in_static("release/divvy"),
         agent: in_static("node/divvy-agent"),
         probe: directory.join(&dynamic_target).join("node/divvy-probe"),
@@ -202,7 +202,7 @@ fn build(machine: &Machine) -> Result<Programs> {
 }
 
 /// Build what runs in containers, and what each container waits for. An image for tests has the same ones, because their size and their speed are tested.
-fn in_containers(machine: &Machine) -> Result<InContainers> {
+fn in_containers(machine: &TargetMachine) -> Result<InContainers> {
     let dynamic_target = machine.target("gnu");
     let smoke = ["--profile", "node", "--package", "divvy-smoke"];
     cargo(machine, &dynamic_target, &flags()?, &smoke)?;
@@ -225,7 +225,7 @@ const GUARD: [(&str, &str); 3] = [
 ];
 
 /// Build the guard's libraries for a kind of machine. Return their names, and where they are.
-pub(crate) fn guard(machine: &Machine) -> Result<BTreeMap<&'static str, PathBuf>> {
+pub(crate) fn guard(machine: &TargetMachine) -> Result<BTreeMap<&'static str, PathBuf>> {
     let target = machine.target("gnu");
     let mut libraries = BTreeMap::new();
     for (package, name) in GUARD {
@@ -239,7 +239,7 @@ pub(crate) fn guard(machine: &Machine) -> Result<BTreeMap<&'static str, PathBuf>
 }
 
 /// Take the debug builds of this machine, without their tables of lines. They are linked to glibc, whose parts are in the image for the probe.
-fn take_debug_builds(machine: &Machine) -> Result<Programs> {
+fn take_debug_builds(machine: &TargetMachine) -> Result<ImagePrograms> {
     build_workspace()?;
     let directory = directory()?.join("debug");
     std::fs::create_dir_all(&directory).with_context(|| format!("{} could not be made", directory.display()))?;
@@ -248,7 +248,7 @@ fn take_debug_builds(machine: &Machine) -> Result<Programs> {
         output(Command::new("strip").arg("-o").arg(&to).arg(debug_directory().join(name)))?;
         Ok::<_, anyhow::Error>(to)
     };
-    Ok(Programs {
+    Ok(ImagePrograms {
         divvy: stripped("divvy")?,
         agent: stripped("divvy-agent")?,
         probe: stripped("divvy-probe")?,
@@ -256,7 +256,7 @@ fn take_debug_builds(machine: &Machine) -> Result<Programs> {
     })
 }
 
-fn build_runtime(machine: &Machine) -> Result<()> {
+fn build_runtime(machine: &TargetMachine) -> Result<()> {
     let packages = ["--package", "divvy-runtime", "--package", "divvy-hook", "--bins"];
     // Tests use these programs as users get them, so a fast image has the same ones.
     cargo(
@@ -267,7 +267,7 @@ fn build_runtime(machine: &Machine) -> Result<()> {
     )
 }
 
-fn cargo(machine: &Machine, target: &str, flags: &str, what: &[&str]) -> Result<()> {
+fn cargo(machine: &TargetMachine, target: &str, flags: &str, what: &[&str]) -> Result<()> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     machine
         .configure(&mut cargo)
@@ -302,7 +302,7 @@ fn without_unwinding(flags: &str) -> Result<String> {
 }
 
 /// The paths of the programs in an image.
-struct Programs {
+struct ImagePrograms {
     divvy: PathBuf,
     agent: PathBuf,
     probe: PathBuf,
@@ -320,8 +320,8 @@ struct InContainers {
 }
 
 /// Return the image's files: for each path in the image, the path on this machine.
-fn files(machine: &Machine, programs: &Programs, is_fast: bool) -> Result<BTreeMap<String, PathBuf>> {
-    let Programs {
+fn files(machine: &TargetMachine, programs: &ImagePrograms, is_fast: bool) -> Result<BTreeMap<String, PathBuf>> {
+    let ImagePrograms {
         divvy,
         agent,
         probe,
@@ -437,8 +437,8 @@ fn header(size: u64, mode: u32) -> tar::Header {
 /// The last part of the name of the image that replaces NVIDIA's `nvcr.io/nvidia/k8s-device-plugin`.
 const PLUGIN_IMAGE: &str = "k8s-device-plugin";
 
-impl Image<'_> {
-    fn config(&self, machine: &Machine, layer: &Layer) -> Value {
+impl ContainerImage<'_> {
+    fn config(&self, machine: &TargetMachine, layer: &Layer) -> Value {
         json!({
             "created": "1970-01-01T00:00:00Z", "architecture": machine.oci, "os": "linux",
             "config": {
@@ -455,7 +455,7 @@ impl Image<'_> {
 }
 
 /// An image: its name, and what a container of it runs.
-struct Image<'n> {
+struct ContainerImage<'n> {
     name: &'n str,
     title: &'static str,
     entrypoint: &'static str,
@@ -473,9 +473,9 @@ fn plugin_name(name: &str) -> String {
 
 /// The files of an OCI layout.
 #[derive(Default)]
-struct Layout(BTreeMap<String, Vec<u8>>);
+struct OciLayout(BTreeMap<String, Vec<u8>>);
 
-impl Layout {
+impl OciLayout {
     /// Add a blob of a kind, and return its descriptor.
     fn blob(&mut self, kind: &str, bytes: Vec<u8>) -> Value {
         let digest = digest(&bytes);
@@ -494,16 +494,16 @@ fn index(manifests: &[Value]) -> Value {
 }
 
 /// Pack two images with the same layers into one archive: for each kind of machine a manifest, and an index of these if there are several.
-fn archive(layers: &[(&Machine, Layer)], name: &str) -> Result<Vec<u8>> {
+fn archive(layers: &[(&TargetMachine, Layer)], name: &str) -> Result<Vec<u8>> {
     let plugin = plugin_name(name);
     let images = [
-        Image {
+        ContainerImage {
             name,
             title: "divvy",
             entrypoint: "/usr/bin/divvy",
             env: vec!["PATH=/usr/bin"],
         },
-        Image {
+        ContainerImage {
             name: &plugin,
             title: PLUGIN_IMAGE,
             entrypoint: "/usr/bin/nvidia-device-plugin",
@@ -515,7 +515,7 @@ fn archive(layers: &[(&Machine, Layer)], name: &str) -> Result<Vec<u8>> {
             ],
         },
     ];
-    let mut layout = Layout::default();
+    let mut layout = OciLayout::default();
     let path = |descriptor: &Value| {
         let digest = descriptor["digest"].as_str().unwrap_or_default();
         format!("blobs/{}", digest.replace(':', "/"))

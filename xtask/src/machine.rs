@@ -13,7 +13,7 @@ use crate::ptx::output;
 const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
 
 /// A kind of machine.
-pub(crate) struct Machine {
+pub(crate) struct TargetMachine {
     /// The processor, as Rust and GNU name it.
     pub(crate) rust: &'static str,
     /// The processor, as OCI and Debian name it.
@@ -22,15 +22,15 @@ pub(crate) struct Machine {
     loader: &'static str,
 }
 
-pub(crate) const ARM64: Machine = Machine {
+pub(crate) const ARM64: TargetMachine = TargetMachine {
     rust: "aarch64",
     oci: "arm64",
     loader: "lib/ld-linux-aarch64.so.1",
 };
 
 /// The machines that have NVIDIA's driver.
-pub(crate) const ALL: [Machine; 2] = [
-    Machine {
+pub(crate) const ALL: [TargetMachine; 2] = [
+    TargetMachine {
         rust: "x86_64",
         oci: "amd64",
         loader: "lib64/ld-linux-x86-64.so.2",
@@ -38,9 +38,9 @@ pub(crate) const ALL: [Machine; 2] = [
     ARM64,
 ];
 
-impl Machine {
+impl TargetMachine {
     /// Return the kind of this machine.
-    pub(crate) fn own() -> Result<&'static Machine> {
+    pub(crate) fn own() -> Result<&'static TargetMachine> {
         match ALL.iter().find(|machine| machine.is_own()) {
             Some(machine) => Ok(machine),
             None => bail!(
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_glibc_program_gets_its_loader_and_libraries() {
-        let own = Machine::own().expect("a known machine");
+        let own = TargetMachine::own().expect("a known machine");
         let program = std::env::current_exe().expect("this program");
         let files = own.libraries(&[&program]).expect("found");
         let has = |name: &str| files.keys().any(|path| path.ends_with(&format!("/{name}")));

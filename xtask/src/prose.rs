@@ -27,7 +27,7 @@ const SKIPPED: [&str; 7] = [
 const MOST_IN_A_NAME: usize = 60;
 
 /// A word to avoid.
-struct Rule {
+struct ProseRule {
     pattern: Regex,
     advice: String,
 }
@@ -120,14 +120,14 @@ fn long_name(line: &str) -> Option<&str> {
     (name.len() > MOST_IN_A_NAME).then_some(name)
 }
 
-fn rules(text: &str) -> Result<Vec<Rule>> {
+fn rules(text: &str) -> Result<Vec<ProseRule>> {
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .map(|line| {
             let (pattern, advice) = line
                 .split_once('\t')
                 .with_context(|| format!("{WORDS}: {line:?} needs a tab between the pattern and the advice"))?;
-            Ok(Rule {
+            Ok(ProseRule {
                 pattern: Regex::new(pattern).with_context(|| format!("{WORDS}: {pattern}"))?,
                 advice: advice.to_owned(),
             })

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use self::packages::{BRANCHES, Driver};
+use self::packages::{BRANCHES, PackagedDriver};
 use crate::build;
 use crate::cargo::build_workspace;
 use crate::ptx::{SKIPPED, say};
@@ -42,12 +42,12 @@ Exit status: 0: all is as expected; 1: it is not; 77: something cannot be downlo
 
 /// What a check found.
 #[derive(Debug, Default)]
-struct Found {
+struct CheckResult {
     total: u32,
     wrong: Vec<String>,
 }
 
-impl Found {
+impl CheckResult {
     /// Count a result.
     fn note(&mut self, name: impl Into<String>, is_right: bool) {
         self.total += 1;
@@ -58,8 +58,8 @@ impl Found {
 }
 
 /// What the checks need.
-struct Bench {
-    drivers: Vec<Driver>,
+struct DriverBench {
+    drivers: Vec<PackagedDriver>,
     /// Where the packages are.
     packages: PathBuf,
     /// A directory for this run.
@@ -77,8 +77,8 @@ fn intended() -> impl Iterator<Item = &'static str> {
     lines.filter_map(|line| Some(line.split_once(": ")?.0))
 }
 
-type Check = fn(&Bench) -> Result<Found>;
-const CHECKS: [(&str, Check); 5] = [
+type BenchCheck = fn(&DriverBench) -> Result<CheckResult>;
+const CHECKS: [(&str, BenchCheck); 5] = [
     ("exports", exports::check),
     ("guard", guard::check),
     ("layouts", layouts::check),
@@ -98,7 +98,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
         );
     }
     let packages = std::path::absolute(target().join("real-driver"))?;
-    let drivers: Result<Vec<Driver>> = BRANCHES.iter().map(|branch| Driver::download(branch, &packages)).collect();
+    let drivers: Result<Vec<PackagedDriver>> = BRANCHES
+        .iter()
+        .map(|branch| PackagedDriver::download(branch, &packages))
+        .collect();
     build_workspace()?;
     build::guard()?;
     let built = std::path::absolute(debug_directory())?;
@@ -111,7 +114,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     };
     let work = packages.join(format!("work.{}", std::process::id()));
     std::fs::create_dir_all(&work).with_context(|| format!("{} could not be created", work.display()))?;
-    let bench = Bench {
+    let bench = DriverBench {
         drivers,
         packages,
         built,
@@ -124,7 +127,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
         .filter(|(name, _)| arguments.is_empty() || arguments.contains(name))
     {
         let start = Instant::now();
-        let Found { total, wrong } = check(&bench).with_context(|| format!("the check {name} could not be run"))?;
+        let CheckResult { total, wrong } = check(&bench).with_context(|| format!("the check {name} could not be run"))?;
         let seconds = start.elapsed().as_secs();
         unused.retain(|intended| !wrong.iter().any(|name| name == intended));
         let (by_intent, wrong): (Vec<String>, Vec<String>) = wrong
@@ -154,7 +157,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     bail!("the differences are in {}", bench.work.display())
 }
 
-impl Bench {
+impl DriverBench {
     fn built(&self, name: &str) -> Result<PathBuf> {
         let file = self.built.join(name);
         ensure!(file.exists(), "{} is missing; type: cargo build --workspace", file.display());
@@ -169,7 +172,7 @@ impl Bench {
 }
 
 /// Write two texts that differ, and a name for them.
-fn differ(bench: &Bench, name: &str, [theirs, ours]: [&str; 2]) -> Result<()> {
+fn differ(bench: &DriverBench, name: &str, [theirs, ours]: [&str; 2]) -> Result<()> {
     let file = name.replace(['/', ' '], "-");
     bench.write(&format!("{file}.theirs"), theirs)?;
     bench.write(&format!("{file}.ours"), ours)?;

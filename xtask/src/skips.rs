@@ -20,7 +20,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let read = |path: &str| std::fs::read_to_string(path).with_context(|| format!("{path} could not be read"));
-    let (skips, allowed) = (Skips::parse(&read(file)?), Allowed::parse(&read(ALLOWED)?)?);
+    let (skips, allowed) = (Skips::parse(&read(file)?), AllowedSkips::parse(&read(ALLOWED)?)?);
     say(&skips.to_string());
     let wrong = skips.not_in(&allowed);
     for Skip { name, reason } in &wrong {
@@ -36,25 +36,25 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
 
 /// The file in which one run of the tests records its skips.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct SkipRecord {
     path: PathBuf,
     /// The file's size in bytes before this run. Earlier lines belong to other runs.
     before: usize,
 }
 
-impl Record {
+impl SkipRecord {
     /// Start a record: in the file that the environment names, or in a new empty file.
-    pub(crate) fn begin() -> Result<Record> {
+    pub(crate) fn begin() -> Result<SkipRecord> {
         if let Some(path) = std::env::var_os(divvy_skip::FILE).filter(|path| !path.is_empty()) {
             // Tests run in the directories of their packages, so a relative path would mean different files.
             let path = std::path::absolute(path)?;
             let before = std::fs::read(&path).map_or(0, |bytes| bytes.len());
-            return Ok(Record { path, before });
+            return Ok(SkipRecord { path, before });
         }
         let path = std::path::absolute(crate::target_directory::target())?.join("skips");
         std::fs::create_dir_all(crate::target_directory::target())?;
         std::fs::write(&path, "").with_context(|| format!("{} could not be written", path.display()))?;
-        Ok(Record { path, before: 0 })
+        Ok(SkipRecord { path, before: 0 })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -94,7 +94,7 @@ impl Skips {
         Skips(text.lines().filter(|line| !line.is_empty()).map(skip).collect())
     }
 
-    fn not_in(&self, allowed: &Allowed) -> Vec<&Skip> {
+    fn not_in(&self, allowed: &AllowedSkips) -> Vec<&Skip> {
         self.0.iter().filter(|skip| !allowed.lists(&skip.name)).collect()
     }
 }
@@ -113,10 +113,10 @@ impl fmt::Display for Skips {
 
 /// The names in `.ci/skips`.
 #[derive(Debug)]
-struct Allowed(Vec<String>);
+struct AllowedSkips(Vec<String>);
 
-impl Allowed {
-    fn parse(text: &str) -> Result<Allowed> {
+impl AllowedSkips {
+    fn parse(text: &str) -> Result<AllowedSkips> {
         let mut names = Vec::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (name, reason) = line.split_once('\t').unwrap_or((line, ""));
@@ -126,7 +126,7 @@ impl Allowed {
             );
             names.push(name.to_owned());
         }
-        Ok(Allowed(names))
+        Ok(AllowedSkips(names))
     }
 
     /// Report whether the list contains a name. A listed name that ends in `::` stands for every test of that module.

@@ -8,7 +8,7 @@ use divvy_model::GrantRecord;
 
 /// A container, by its pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Owner {
+pub struct AccountOwner {
     /// The pod's UID.
     pub pod: String,
     /// The container's name. `None` if it is not known yet: then it is the pod's only container with a grant for the GPU, if there is only one.
@@ -17,7 +17,7 @@ pub struct Owner {
 
 /// What a container uses of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct UsageAccount {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
@@ -40,7 +40,7 @@ pub struct Account {
 
 /// A container on a GPU, and its account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct AccountedContainer {
     /// The pod's UID.
     pub uid: String,
     /// The container's name.
@@ -48,11 +48,11 @@ pub struct Used {
     /// The GPU's UUID.
     pub uuid: String,
     /// What it uses.
-    pub account: Account,
+    pub account: UsageAccount,
 }
 
 /// Which account: the pod's UID, the container's name, and the GPU's UUID.
-type Key = (String, String, String);
+type AccountKey = (String, String, String);
 
 /// How many accounts of ended containers are kept until they are read. No one has to read them.
 const ENDED: usize = 256;
@@ -60,9 +60,9 @@ const ENDED: usize = 256;
 /// The accounts of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Accounts {
-    open: BTreeMap<Key, Account>,
+    open: BTreeMap<AccountKey, UsageAccount>,
     /// Accounts of containers that have ended since the last time that [`Accounts::read`] returned them, in the order of their ends.
-    ended: VecDeque<(Key, Account)>,
+    ended: VecDeque<(AccountKey, UsageAccount)>,
     /// The time until which `allocated` was added up.
     until: Option<u64>,
 }
@@ -82,7 +82,7 @@ impl Accounts {
                 let key = (record.uid.clone(), record.container.clone(), share.uuid.clone());
                 let mut account = before.remove(&key).unwrap_or_else(|| {
                     self.ended.retain(|(ended, _)| *ended != key);
-                    Account::default()
+                    UsageAccount::default()
                 });
                 account.namespace.clone_from(&record.namespace);
                 account.pod.clone_from(&record.name);
@@ -100,7 +100,7 @@ impl Accounts {
     }
 
     /// Set the memory that the processes on a GPU have: pairs of the process's container and bytes. What belongs to no account is left out.
-    pub fn memory(&mut self, uuid: &str, processes: impl Iterator<Item = (Owner, u64)>) {
+    pub fn memory(&mut self, uuid: &str, processes: impl Iterator<Item = (AccountOwner, u64)>) {
         for ((.., of), account) in &mut self.open {
             if of == uuid {
                 account.used = Some(0);
@@ -129,7 +129,7 @@ impl Accounts {
 
     /// Add the nanoseconds for which containers kept a GPU busy until now, in seconds since 1970. `passed` is the time in nanoseconds that these are about, if
     /// it is known.
-    pub fn busy(&mut self, uuid: &str, busy: &BTreeMap<Owner, u64>, passed: Option<u64>, now: u64) {
+    pub fn busy(&mut self, uuid: &str, busy: &BTreeMap<AccountOwner, u64>, passed: Option<u64>, now: u64) {
         let percent = |ns: u64| {
             let passed = passed.filter(|passed| *passed > 0)?;
             u32::try_from((u128::from(ns) * 100 / u128::from(passed)).min(100)).ok()
@@ -160,8 +160,8 @@ impl Accounts {
     }
 
     /// Find the account of a container. If its name is unknown, it is the only one of its pod, or none.
-    fn find(&mut self, owner: &Owner, uuid: &str) -> Option<&mut Account> {
-        let Owner { pod, container } = owner;
+    fn find(&mut self, owner: &AccountOwner, uuid: &str) -> Option<&mut UsageAccount> {
+        let AccountOwner { pod, container } = owner;
         if let Some(container) = container {
             return self.open.get_mut(&(pod.clone(), container.clone(), uuid.to_owned()));
         }
@@ -177,23 +177,23 @@ impl Accounts {
 
     /// Return the accounts, in the order of their keys. The account of a container that has ended is returned once more, so that
     /// its last numbers are seen, if it is among the last 256.
-    pub fn read(&mut self) -> Vec<Used> {
+    pub fn read(&mut self) -> Vec<AccountedContainer> {
         let ended = std::mem::take(&mut self.ended);
         let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));
         // What has ended is not open.
-        let all: BTreeMap<Key, Account> = ended.into_iter().chain(open).collect();
+        let all: BTreeMap<AccountKey, UsageAccount> = ended.into_iter().chain(open).collect();
         all.into_iter().map(used).collect()
     }
 
     /// Return the accounts of the containers that have a grant, in the order of their keys.
-    pub fn open(&self) -> Vec<Used> {
+    pub fn open(&self) -> Vec<AccountedContainer> {
         let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));
         open.map(used).collect()
     }
 }
 
-fn used(((uid, container, uuid), account): (Key, Account)) -> Used {
-    Used {
+fn used(((uid, container, uuid), account): (AccountKey, UsageAccount)) -> AccountedContainer {
+    AccountedContainer {
         uid,
         container,
         uuid,
@@ -230,8 +230,8 @@ mod tests {
         }
     }
 
-    fn owner(pod: &str, container: &str) -> Owner {
-        Owner {
+    fn owner(pod: &str, container: &str) -> AccountOwner {
+        AccountOwner {
             pod: pod.to_owned(),
             container: (!container.is_empty()).then(|| container.to_owned()),
         }
@@ -243,7 +243,7 @@ mod tests {
         accounts
     }
 
-    fn of(accounts: &mut Accounts, container: &str) -> Account {
+    fn of(accounts: &mut Accounts, container: &str) -> UsageAccount {
         let all = accounts.read();
         let found = all.into_iter().find(|of| of.container == container);
         found.unwrap_or_else(|| panic!("no account of {container}")).account

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use divvy_cdi as cdi;
 use divvy_model::{DeviceId, MemoryUnit, cdi_device_name};
 
-use super::{Core, Ids, InFlight, ResourceSpec};
+use super::{AgentCore, Ids, InFlight, ResourceSpec};
 
 /// Why the kubelet gets no answer to Allocate. The text becomes the pod's final message (`UnexpectedAdmissionError`), so it says what was
 /// found.
@@ -70,7 +70,7 @@ pub enum AllocateError {
     },
 }
 
-impl Core {
+impl AgentCore {
     /// Return the CDI devices for one container request: `divvy.dev/grant=<name>`, or none for a resource that grants nothing. The kubelet
     /// records the answer and replays it after a restart or a reboot without another call. Therefore the answer depends only on the node's
     /// key and the ids.

@@ -6,9 +6,9 @@ use divvy_model::{ContainerShare, Gpu, GpuShare, Pod};
 
 use super::booking::Booking;
 use super::reason::Reason;
-use super::{Core, Facts, Handout, Ids, Key, ResourceSpec, vendor};
+use super::{AgentCore, ContainerKey, DecisionFacts, Handout, Ids, ResourceSpec, vendor};
 
-impl Core {
+impl AgentCore {
     /// Report whether another device plugin answered the kubelet's call for these whole GPUs. This agent's answers name a grant.
     pub(super) fn is_of_another_plugin(spec: ResourceSpec, handout: &Handout) -> bool {
         matches!(spec.ids, Ids::Whole(_)) && handout.grant.is_none()
@@ -18,7 +18,7 @@ impl Core {
     pub(super) fn of_another_plugin<'a>(&self, handouts: &'a [Handout]) -> impl Iterator<Item = &'a Handout> + use<'a> {
         let theirs = self.granting(handouts);
         theirs
-            .filter(|(spec, handout)| Core::is_of_another_plugin(*spec, handout))
+            .filter(|(spec, handout)| AgentCore::is_of_another_plugin(*spec, handout))
             .map(|(_, handout)| handout)
     }
 
@@ -67,7 +67,7 @@ impl Core {
 
     /// Return the booking of a container that has these whole GPUs. The pod's total also includes the GPUs of its other
     /// containers. They may be the same GPUs, if the containers run one after the other.
-    pub(super) fn whole_booking(&self, key: &Key, chosen: &[&Gpu]) -> Booking {
+    pub(super) fn whole_booking(&self, key: &ContainerKey, chosen: &[&Gpu]) -> Booking {
         let container: Vec<ContainerShare> = chosen
             .iter()
             .map(|gpu| ContainerShare {
@@ -99,10 +99,10 @@ impl Core {
     pub(super) fn promised_by_another_plugin<'a>(
         &'a self,
         handouts: &'a [Handout],
-        facts: &'a Facts,
-    ) -> impl Iterator<Item = (&'a Key, &'a Gpu)> {
+        facts: &'a DecisionFacts,
+    ) -> impl Iterator<Item = (&'a ContainerKey, &'a Gpu)> {
         let theirs = self.granting(handouts).filter(|(spec, handout)| {
-            Core::is_of_another_plugin(*spec, handout)
+            AgentCore::is_of_another_plugin(*spec, handout)
                 && !self.records.contains_key(&handout.key)
                 && self.may_run(&handout.key.uid, facts)
         });

@@ -9,7 +9,7 @@ use divvy_model::{
 };
 
 use super::reason::Reason;
-use super::{Core, Facts, Grant, Handout, Ids, Key, ResourceSpec};
+use super::{AgentCore, ContainerKey, DecisionFacts, GrantSource, Handout, Ids, ResourceSpec};
 
 /// The GPU memory that a container would be granted, before the arbiter checks it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) struct Booking {
     pub(super) container: Vec<ContainerShare>,
 }
 
-impl Core {
+impl AgentCore {
     /// Return the allocation that counts for a pod that this process sees for the first time, and whether the pod's annotation
     /// differs from it. If the pod has grant records, they decide its GPUs: they are older than anything that this process saw.
     pub(super) fn pin_of(&self, pod: &Pod) -> (Held, bool) {
@@ -88,7 +88,12 @@ impl Core {
 
     /// Return what the container is to be granted. For a known pod, the source is its allocation. While the pod's object is not
     /// known (the API server is unreachable, and the container only restarts), the source is the container's own record.
-    pub(super) fn booking(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> Result<Booking, (Reason, String)> {
+    pub(super) fn booking(
+        &self,
+        spec: ResourceSpec,
+        handout: &Handout,
+        facts: &DecisionFacts,
+    ) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         let Some(known) = self.pods.get(&key.uid) else {
             return match self.records.get(key) {
@@ -106,11 +111,13 @@ impl Core {
             };
         };
         let pod = &known.pod;
-        if Core::is_of_another_plugin(spec, handout) {
+        if AgentCore::is_of_another_plugin(spec, handout) {
             return self.as_answered(spec, handout, pod);
         }
         match &known.pin {
-            Held::Nothing | Held::Legacy(_) if spec.grant == Grant::AllocationOrIds => self.by_ids(spec, handout, pod, facts),
+            Held::Nothing | Held::Legacy(_) if spec.grant == GrantSource::AllocationOrIds => {
+                self.by_ids(spec, handout, pod, facts)
+            }
             Held::Nothing => Err((
                 Reason::NoAllocation,
                 format!(
@@ -233,7 +240,13 @@ impl Core {
     /// Return the GPUs for a container whose pod has no allocation: the GPUs that its ids name. A GPU that another pod holds is
     /// replaced by a free one. Together, the pods on this node hold as many GPUs as the kubelet handed out ids, but not always
     /// the same GPUs: a pod with an allocation has the GPUs of its allocation, even if its ids name others.
-    fn by_ids(&self, spec: ResourceSpec, handout: &Handout, pod: &Pod, facts: &Facts) -> Result<Booking, (Reason, String)> {
+    fn by_ids(
+        &self,
+        spec: ResourceSpec,
+        handout: &Handout,
+        pod: &Pod,
+        facts: &DecisionFacts,
+    ) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         // Containers of the pod with the same ids run one after the other under the same grant name, and a call does not say which of them starts. So they have the
         // same GPUs, even if another pod claims one meanwhile.
@@ -286,10 +299,10 @@ impl Core {
     /// Return the UUIDs of the GPUs that this container may not get: GPUs of other pods that may run, GPUs that allocations
     /// or another plugin's answers promise to other pods, and GPUs of the pod's other containers. The GPUs of another container are allowed if the two have
     /// an id in common, because they then run one after the other.
-    fn taken_from(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> BTreeSet<String> {
+    fn taken_from(&self, spec: ResourceSpec, handout: &Handout, facts: &DecisionFacts) -> BTreeSet<String> {
         let key = &handout.key;
         let handouts = facts.handouts.as_deref().unwrap_or_default();
-        let shares_an_id = |other: &Key| {
+        let shares_an_id = |other: &ContainerKey| {
             let mut theirs = handouts.iter().filter(|of| of.key == *other && of.resource == spec.name());
             theirs.any(|of| !of.ids.is_disjoint(&handout.ids))
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use divvy_model::{Gpu, Health, MemoryUnit, Pod};
 
-use super::{Core, Ids, ResourceSpec, Settings};
+use super::{AgentCore, CoreSettings, Ids, ResourceSpec};
 
 /// The number of ids above which two things become slow: the kubelet's checkpoint, which is rewritten at every change, and the agent's
 /// messages.
@@ -14,7 +14,7 @@ pub(super) const IDS_MAX: u64 = 60_000;
 
 /// A device id and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct AdvertisedDevice {
     pub id: String,
     /// Whether the kubelet may hand out the id.
     pub healthy: bool,
@@ -60,7 +60,7 @@ pub struct TooManyIds {
     pub comfortable: MemoryUnit,
 }
 
-pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<SizeWarning>, TooManyIds> {
+pub(super) fn check_size(gpus: &[Gpu], settings: &CoreSettings) -> Result<Option<SizeWarning>, TooManyIds> {
     let ids = |unit: MemoryUnit| gpus.iter().map(|gpu| gpu.units_of(unit)).fold(0_u64, u64::saturating_add);
     let smallest = |limit: u64| {
         (0..63)
@@ -83,7 +83,7 @@ pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<Siz
     }
 }
 
-impl Core {
+impl AgentCore {
     /// Return all ids of a resource, with GPUs in the order of the inventory and slots ascending.
     ///
     /// A failed GPU keeps as many healthy ids as pods hold of it, whether or not their containers have started. For each of its
@@ -93,12 +93,12 @@ impl Core {
     ///
     /// For `gpu-count`, the single id of each failed GPU becomes unhealthy. `gpu-count` grants nothing, so no container depends
     /// on its ids.
-    pub fn devices(&self, spec: ResourceSpec) -> Vec<Device> {
+    pub fn devices(&self, spec: ResourceSpec) -> Vec<AdvertisedDevice> {
         let unhealthy = self.unhealthy_ids(spec);
         let mut devices = Vec::new();
         for gpu in &self.gpus {
             for id in spec.ids_of(gpu) {
-                devices.push(Device {
+                devices.push(AdvertisedDevice {
                     healthy: unhealthy.is_empty() || !unhealthy.contains(&id),
                     id,
                     numa: gpu.numa,

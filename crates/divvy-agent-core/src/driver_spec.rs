@@ -49,7 +49,7 @@ pub struct Attempt {
 
 /// The state of the node for one decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Observed {
+pub struct ObservedNode {
     /// Whether the operator chose `--driver-spec auto`.
     pub auto: bool,
     /// Whether containers get MIG devices from this agent (`--mig-strategy`).
@@ -72,18 +72,18 @@ pub struct Observed {
 
 /// What the agent does with its own file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum DriverSpecStep {
     /// Leave the file as it is, whether or not it exists.
     Nothing,
     /// Make the file for this reason.
-    Make(Trouble),
+    Make(DriverSpecTrouble),
     /// Remove the file.
     Remove,
 }
 
 /// A problem with the specs that affects containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub struct DriverSpecTrouble {
     /// True if a spec exists and is wrong, false if no spec names the GPU.
     pub stale: bool,
     /// The message, including the command that helps.
@@ -92,23 +92,23 @@ pub struct Trouble {
 
 /// The agent's next step, and the problem that remains.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct DriverSpecVerdict {
     /// What the agent does with its own file.
-    pub step: Step,
+    pub step: DriverSpecStep,
     /// The problem that an operator must solve.
-    pub left: Option<Trouble>,
+    pub left: Option<DriverSpecTrouble>,
 }
 
 /// Decide what happens to the agent's own file, and what to report.
-pub fn decide(seen: &Observed) -> Verdict {
-    let verdict = |step, left| Verdict { step, left };
+pub fn decide(seen: &ObservedNode) -> DriverSpecVerdict {
+    let verdict = |step, left| DriverSpecVerdict { step, left };
     let own_goes = || match seen.own {
-        Some(_) => Step::Remove,
-        None => Step::Nothing,
+        Some(_) => DriverSpecStep::Remove,
+        None => DriverSpecStep::Nothing,
     };
     // While the driver does not answer, keep what was right a moment ago.
     let Some(basis) = seen.basis.as_ref().filter(|basis| !basis.gpus.is_empty()) else {
-        return verdict(Step::Nothing, None);
+        return verdict(DriverSpecStep::Nothing, None);
     };
     let Some((trouble, at)) = trouble(seen, basis) else {
         return verdict(own_goes(), None);
@@ -133,9 +133,9 @@ pub fn decide(seen: &Observed) -> Verdict {
         let trouble = match &seen.own {
             None => trouble.clone(),
             Some(own) if own.driver.as_ref() != Some(&basis.driver) => {
-                Trouble::of_another(&seen.own_path, own.driver.as_deref().unwrap_or("(unknown)"), basis)
+                DriverSpecTrouble::of_another(&seen.own_path, own.driver.as_deref().unwrap_or("(unknown)"), basis)
             }
-            Some(own) => Trouble::of_missing(&seen.own_path, own.missing.first()?),
+            Some(own) => DriverSpecTrouble::of_missing(&seen.own_path, own.missing.first()?),
         };
         Some(trouble.and(rest))
     };
@@ -146,7 +146,7 @@ pub fn decide(seen: &Observed) -> Verdict {
             None => format!("divvy-probe finds none of the driver's files at {}", seen.searched),
         };
         return verdict(
-            Step::Nothing,
+            DriverSpecStep::Nothing,
             left(&format!("The agent cannot make a spec: {why}. On the node, run: {generate}")),
         );
     }
@@ -154,7 +154,7 @@ pub fn decide(seen: &Observed) -> Verdict {
         Some(Attempt {
             basis: before,
             failure: None,
-        }) if before == basis && seen.own.as_ref().is_some_and(|own| own.as_made) => verdict(Step::Nothing, None),
+        }) if before == basis && seen.own.as_ref().is_some_and(|own| own.as_made) => verdict(DriverSpecStep::Nothing, None),
         Some(Attempt {
             basis: before,
             failure: Some(error),
@@ -162,24 +162,24 @@ pub fn decide(seen: &Observed) -> Verdict {
             let rest = format!(
                 "The agent could not make a spec: {error}. It tries again once this is fixed; to make it by hand: {generate}"
             );
-            verdict(Step::Nothing, left(&rest))
+            verdict(DriverSpecStep::Nothing, left(&rest))
         }
-        _ => verdict(Step::Make(trouble), None),
+        _ => verdict(DriverSpecStep::Make(trouble), None),
     }
 }
 
 /// Reason of the event for a node, or a pod, whose containers get none of the driver's libraries.
 pub const NO_LIBRARIES: &str = "NoDriverLibraries";
 
-impl Trouble {
+impl DriverSpecTrouble {
     /// Return the reason of the node's event.
     pub fn reason(&self) -> &'static str {
         if self.stale { "DriverSpecStale" } else { NO_LIBRARIES }
     }
 
     /// Return the problem that no spec names the GPU.
-    pub(super) fn of_none(uuid: &str) -> Trouble {
-        Trouble {
+    pub(super) fn of_none(uuid: &str) -> DriverSpecTrouble {
+        DriverSpecTrouble {
             stale: false,
             text: format!(
                 "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device nodes but none of the driver's libraries \
@@ -188,8 +188,8 @@ impl Trouble {
         }
     }
 
-    fn of_another(path: &str, made_for: &str, basis: &Basis) -> Trouble {
-        Trouble {
+    fn of_another(path: &str, made_for: &str, basis: &Basis) -> DriverSpecTrouble {
+        DriverSpecTrouble {
             stale: true,
             text: format!(
                 "{path} was made for driver {made_for}, but {} is loaded: containers with GPUs do not start, or get libraries that the \
@@ -199,15 +199,15 @@ impl Trouble {
         }
     }
 
-    fn of_missing(path: &str, missing: &str) -> Trouble {
-        Trouble {
+    fn of_missing(path: &str, missing: &str) -> DriverSpecTrouble {
+        DriverSpecTrouble {
             stale: true,
             text: format!("{path} names {missing}, which does not exist: containers with GPUs do not start"),
         }
     }
 
-    pub(super) fn and(&self, rest: &str) -> Trouble {
-        Trouble {
+    pub(super) fn and(&self, rest: &str) -> DriverSpecTrouble {
+        DriverSpecTrouble {
             stale: self.stale,
             text: format!("{}. {rest}", self.text),
         }
@@ -215,7 +215,7 @@ impl Trouble {
 }
 
 /// Return the problem of the first device whose containers would get no libraries or the wrong ones, and the file that causes it.
-fn trouble<'s>(seen: &'s Observed, basis: &Basis) -> Option<(Trouble, Option<&'s str>)> {
+fn trouble<'s>(seen: &'s ObservedNode, basis: &Basis) -> Option<(DriverSpecTrouble, Option<&'s str>)> {
     // Containers do not get a GPU as a whole while it is divided by MIG.
     let gpus = basis.gpus.iter().filter(|gpu| gpu.mig.is_none()).map(|gpu| &gpu.uuid);
     let mig_devices = basis.gpus.iter().filter(|_| seen.mig_devices).flat_map(|gpu| &gpu.mig);
@@ -224,12 +224,12 @@ fn trouble<'s>(seen: &'s Observed, basis: &Basis) -> Option<(Trouble, Option<&'s
     let mig_devices = mig_devices.map(|device| &device.uuid);
     for uuid in gpus.chain(mig_devices).filter_map(Option::as_deref) {
         let Some(file) = seen.files.iter().find(|file| file.devices.contains(uuid)) else {
-            return Some((Trouble::of_none(uuid), None));
+            return Some((DriverSpecTrouble::of_none(uuid), None));
         };
         let path = &file.path;
         let trouble = match (&file.driver, file.missing.first()) {
-            (Some(made_for), _) if *made_for != basis.driver => Trouble::of_another(path, made_for, basis),
-            (_, Some(missing)) => Trouble::of_missing(path, missing),
+            (Some(made_for), _) if *made_for != basis.driver => DriverSpecTrouble::of_another(path, made_for, basis),
+            (_, Some(missing)) => DriverSpecTrouble::of_missing(path, missing),
             _ => continue,
         };
         return Some((trouble, Some(path)));
@@ -256,7 +256,7 @@ fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s st
 }
 
 /// Return the command that makes the spec.
-fn generate(seen: &Observed, at: Option<&str>) -> String {
+fn generate(seen: &ObservedNode, at: Option<&str>) -> String {
     let root = match seen.basis.as_ref().map(|basis| basis.driver_root.as_str()) {
         None | Some("/") => String::new(),
         Some(root) => format!(" --driver-root {root}"),

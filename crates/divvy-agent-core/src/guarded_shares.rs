@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{ALL_CORES, MiB};
 use divvy_share::compute::Meter;
-use divvy_share::limits::{self, Account, Limits, Unreadable};
+use divvy_share::limits::{self, ComputeAccount, ShareLimits, UnreadableLimits};
 use divvy_share::usage;
 
 use crate::Escape;
@@ -56,7 +56,7 @@ pub struct DriverReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareFound {
     /// What the file of limits says.
-    pub limits: Result<Limits, Unreadable>,
+    pub limits: Result<ShareLimits, UnreadableLimits>,
     /// What the file of usage says.
     pub usage: UsageReading,
 }
@@ -85,7 +85,7 @@ pub struct GuardCounts {
 pub struct GuardedShares {
     /// Whether pods may be stopped, so that their processes must look before they launch.
     may_stop: bool,
-    shares: BTreeMap<ShareId, Share>,
+    shares: BTreeMap<ShareId, GuardedShare>,
     /// Processes of pods with shares on GPUs of which they have none, by PID on the host: in how many measurements.
     ungranted: BTreeMap<(ShareId, u32), u8>,
     /// GPUs whose driver does not report the busy time of processes, and what it says.
@@ -98,27 +98,27 @@ pub struct GuardedShares {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitsToWrite {
     /// The content.
-    pub limits: Limits,
+    pub limits: ShareLimits,
     /// What has a higher number is newer, and is not to be replaced by this.
     pub number: u64,
 }
 
 #[derive(Debug, Default)]
-struct Share {
+struct GuardedShare {
     /// What the file of limits is to say. `None` if an agent of a later version wrote it, or if it could not be read: then it is written when a container of
     /// the pod starts.
-    wanted: Option<Limits>,
+    wanted: Option<ShareLimits>,
     /// What it says. `None` if this is not known.
-    written: Option<Limits>,
+    written: Option<ShareLimits>,
     /// The last measurement of the memory that no allocation accounts for.
     outside: Option<Outside>,
     /// The least that a context of the pod was seen to take, in bytes.
     context: Option<u64>,
     /// Whether the file of usage is read only after the driver was asked, and not before it as well.
     is_read_once: bool,
-    counted: Counted,
+    counted: CountedByGuards,
     meter: Option<Meter>,
-    signs: Signs,
+    signs: ShareSigns,
 }
 
 /// Memory that the driver reports for a pod and that its processes have not allocated: contexts and code.
@@ -130,7 +130,7 @@ struct Outside {
 
 /// What measurements have shown of a share.
 #[derive(Debug, Default)]
-struct Signs {
+struct ShareSigns {
     /// Processes without a slot, by PID on the host: in how many measurements.
     unguarded: BTreeMap<u32, u8>,
     /// In how many measurements the pod had too much, and how much it had, in bytes.
@@ -201,14 +201,14 @@ impl GuardedShares {
         let before = match (known, found.limits) {
             (Some(limits), _) => limits,
             (None, Ok(limits)) => of_this_boot(limits, now),
-            (None, Err(Unreadable::Newer(version))) => return Err(MadeLater(version)),
-            (None, Err(Unreadable::Foreign | Unreadable::Torn)) => Limits::default(),
+            (None, Err(UnreadableLimits::Newer(version))) => return Err(MadeLater(version)),
+            (None, Err(UnreadableLimits::Foreign | UnreadableLimits::Torn)) => ShareLimits::default(),
         };
         let share = self.shares.entry(id).or_default();
         // A file that was repaired is a new one. What cannot be repaired is still a sign.
         share.signs.changed.clone_from(&found.usage.change);
         let bytes = in_bytes(memory);
-        let limits = Limits {
+        let limits = ShareLimits {
             bytes,
             context: share.context_of(bytes),
             rate: rate_of(cores),
@@ -223,7 +223,7 @@ impl GuardedShares {
         Ok(self.numbered(limits))
     }
 
-    fn numbered(&mut self, limits: Limits) -> LimitsToWrite {
+    fn numbered(&mut self, limits: ShareLimits) -> LimitsToWrite {
         let number = self.next;
         self.next += 1;
         LimitsToWrite { limits, number }
@@ -248,7 +248,7 @@ impl GuardedShares {
     /// Return the shares whose files of limits are to be written, with the content.
     pub fn unwritten(&mut self) -> Vec<(ShareId, LimitsToWrite)> {
         let shares = self.shares.iter();
-        let unwritten: Vec<(ShareId, Limits)> = shares
+        let unwritten: Vec<(ShareId, ShareLimits)> = shares
             .filter_map(|(id, share)| Some((id.clone(), share.wanted.filter(|_| share.wanted != share.written)?)))
             .collect();
         unwritten
@@ -258,7 +258,7 @@ impl GuardedShares {
     }
 
     /// Take that a file of limits was written.
-    pub fn wrote(&mut self, id: &ShareId, limits: Limits) {
+    pub fn wrote(&mut self, id: &ShareId, limits: ShareLimits) {
         if let Some(share) = self.shares.get_mut(id) {
             share.written = Some(limits);
         }
@@ -331,7 +331,7 @@ impl GuardedShares {
     /// Take for how many nanoseconds the pods kept a GPU busy, by their UIDs. `now` is in nanoseconds of the monotonic clock.
     pub fn kept_busy(&mut self, gpu: &str, busy: &BTreeMap<String, u64>, readings: &Readings, now: u64) {
         for (id, share) in self.shares.iter_mut().filter(|(id, _)| id.gpu() == gpu) {
-            let Some(Limits { rate, account, .. }) = share.timed() else {
+            let Some(ShareLimits { rate, account, .. }) = share.timed() else {
                 continue;
             };
             // A pod that has damaged its file keeps the time of a launch that was measured before.
@@ -390,10 +390,10 @@ impl GuardedShares {
     }
 }
 
-impl Share {
+impl GuardedShare {
     /// Return the limits if they limit the compute time.
-    fn timed(&self) -> Option<Limits> {
-        self.wanted.filter(Limits::limits_compute)
+    fn timed(&self) -> Option<ShareLimits> {
+        self.wanted.filter(ShareLimits::limits_compute)
     }
 
     /// Return what each context of this pod is charged with. It is only a part of the share: a program must start, and then shows what a context takes.
@@ -496,7 +496,7 @@ impl Share {
     }
 }
 
-impl Signs {
+impl ShareSigns {
     fn note(&mut self, reading: &UsageReading) {
         if let Some(change) = &reading.change {
             self.changed = Some(change.clone());
@@ -518,11 +518,11 @@ fn reported(processes: &[&PodProcess]) -> u64 {
 }
 
 /// Return limits without a balance that an earlier boot of the machine left: the clock by which balances grow starts again with each boot.
-fn of_this_boot(mut limits: Limits, now: u64) -> Limits {
+fn of_this_boot(mut limits: ShareLimits, now: u64) -> ShareLimits {
     if limits.account.at > now {
-        limits.account = Account {
+        limits.account = ComputeAccount {
             launches: limits.account.launches,
-            ..Account::default()
+            ..ComputeAccount::default()
         };
     }
     limits
@@ -542,24 +542,24 @@ fn in_bytes(memory: MiB) -> u64 {
 /// The pod can write any numbers into the file, so the sums here only grow: a number that goes back begins again at 0, as the count of a new owner of a slot
 /// and those of a file that was restored do. A pod that writes wrong numbers changes only what is shown about itself.
 #[derive(Debug, Default)]
-struct Counted {
+struct CountedByGuards {
     denied: u64,
     /// What each slot said last, up to the last one in which an allocation was refused. It begins at 0 with each owner of the slot.
     last: Vec<u64>,
-    denied_bytes: Option<Sum>,
-    throttled_ns: Option<Sum>,
+    denied_bytes: Option<CounterSum>,
+    throttled_ns: Option<CounterSum>,
     /// When the file was read last, in nanoseconds of the monotonic clock. It is 0 at first: the time since the machine started.
     at: u64,
 }
 
 /// A sum of what a counter said.
 #[derive(Debug, Default)]
-struct Sum {
+struct CounterSum {
     total: u64,
     last: u64,
 }
 
-impl Sum {
+impl CounterSum {
     /// Add what the counter has grown by, and at most `most`.
     fn add(&mut self, says: u64, most: u64) {
         self.total = self.total.saturating_add(growth(self.last, says).min(most));
@@ -571,7 +571,7 @@ fn growth(last: u64, says: u64) -> u64 {
     if says < last { says } else { says - last }
 }
 
-impl Counted {
+impl CountedByGuards {
     fn add(&mut self, counts: &UsageCounts, now: u64) {
         if self.last.len() < counts.denied.len() {
             self.last.resize(counts.denied.len(), 0);

@@ -3,10 +3,10 @@
 use divvy_model::limits::{DRIVER_TROUBLE_BYTES, NODE_EVICTIONS, OTHER_UNITS, REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory};
 
-use super::Core;
-use super::driver_spec::Trouble;
+use super::AgentCore;
+use super::driver_spec::DriverSpecTrouble;
 
-impl Core {
+impl AgentCore {
     /// Return the node annotation `divvy.dev/inventory`. It is written before the first Register call and patched when it changes.
     pub fn inventory(&self) -> Inventory {
         let mut gpus = self.gpus.clone();
@@ -26,7 +26,7 @@ impl Core {
             driver_trouble: self
                 .driver_trouble
                 .as_ref()
-                .map(|Trouble { text, .. }| shortened(text, DRIVER_TROUBLE_BYTES - "…".len()).into_owned()),
+                .map(|DriverSpecTrouble { text, .. }| shortened(text, DRIVER_TROUBLE_BYTES - "…".len()).into_owned()),
             evict: self.evict.iter().take(NODE_EVICTIONS).cloned().collect(),
             gpus,
         }
@@ -34,7 +34,7 @@ impl Core {
 
     /// Store the reason why containers get none of the driver's libraries, or the wrong ones. `None` means that they get the
     /// right ones.
-    pub fn set_driver_trouble(&mut self, trouble: Option<Trouble>) {
+    pub fn set_driver_trouble(&mut self, trouble: Option<DriverSpecTrouble>) {
         self.driver_trouble = trouble;
     }
 
@@ -45,7 +45,7 @@ impl Core {
     }
 
     /// Set whether the agent's devices are registered with the kubelet. At a start, they are not registered yet. Until
-    /// they are, the inventory marks the node as unschedulable, for the same reason as in [`Core::leave`].
+    /// they are, the inventory marks the node as unschedulable, for the same reason as in [`AgentCore::leave`].
     pub fn set_registered(&mut self, registered: bool) {
         self.registered = registered;
     }

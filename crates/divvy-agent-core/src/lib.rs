@@ -1,10 +1,10 @@
-//! The agent's decisions as pure functions: values in, values and [`Action`]s out. No clock, no files, no network, no randomness.
+//! The agent's decisions as pure functions: values in, values and [`AgentAction`]s out. No clock, no files, no network, no randomness.
 //!
-//! [`Core`] holds what the agent knows: its settings, the GPUs, this node's pods, the grant records, and the device ids that the kubelet
+//! [`AgentCore`] holds what the agent knows: its settings, the GPUs, this node's pods, the grant records, and the device ids that the kubelet
 //! handed out. Its methods answer the kubelet's calls and reconcile. Everything is keyed by (pod UID, container) and never by device id.
 //! A device id does not identify a pod: the kubelet picks any free ids and gives them to another pod later (`docs/design/allocation.md`).
 //!
-//! The caller performs the actions in order and reports each successful one with [`Core::commit`]. The core learns of a record only after
+//! The caller performs the actions in order and reports each successful one with [`AgentCore::commit`]. The core learns of a record only after
 //! its file is on disk, so the core and the directory agree even after a crash in between.
 
 #![forbid(unsafe_code)]
@@ -36,21 +36,21 @@ use std::sync::Arc;
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
-pub use accounts::{Account, Accounts, Owner, Used};
+pub use accounts::{AccountOwner, AccountedContainer, Accounts, UsageAccount};
 pub use allocate::AllocateError;
-pub use devices::{Device, SizeWarning, TooManyIds};
+pub use devices::{AdvertisedDevice, SizeWarning, TooManyIds};
 pub use guarded_shares::{
     DriverReport, FileChange, FileStatus, GuardCounts, GuardedShares, InSlots, LimitsToWrite, MadeLater, PodProcess, Readings,
     ShareFound, ShareId, USAGE_MODE, UsageCounts, UsageReading,
 };
 pub use limited::LimitedPod;
-pub use limits::{Guarded, Limit, LimitError, NotLimited, Otherwise, WithoutLimit};
+pub use limits::{Guarded, LimitError, LimitStep, NotLimited, Otherwise, WithoutLimit};
 pub use mps::Mps;
 pub use node_files::NodeFiles;
 pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
-pub use reason::{Class, NOT_LIMITED, Reason};
+pub use reason::{DisagreementClass, NOT_LIMITED, Reason};
 pub use reconcile::Reconciled;
-pub use resource::{Grant, Ids, ResourceSpec};
+pub use resource::{GrantSource, Ids, ResourceSpec};
 pub use under_test::Tests;
 
 /// The maximum number of MIG profiles in a message.
@@ -58,7 +58,7 @@ const PROFILES_SHOWN: usize = 5;
 
 /// The operator's choices, and what identifies the node.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct CoreSettings {
     /// The memory of one unit of gpu-mem.
     pub unit: MemoryUnit,
     /// The memory of each GPU that the node does not share.
@@ -112,7 +112,7 @@ pub enum Reaction {
 
 /// The part of a GPU that the agent offers to pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Offer {
+pub struct GpuOffer {
     /// The memory that the agent does not offer.
     pub reserve: MiB,
     /// The number of units of shared memory.
@@ -121,7 +121,7 @@ pub struct Offer {
     pub whole: Option<WholeKind>,
 }
 
-impl Settings {
+impl CoreSettings {
     /// Return as what the agent offers such a GPU or partition as a whole. `None` if a MIG device has no profile that can be named.
     fn kind(&self, vendor: Vendor, partition: Option<&Partition>) -> Option<WholeKind> {
         match (self.mig, partition) {
@@ -181,7 +181,7 @@ impl Settings {
     }
 
     /// Return what the agent offers of a vendor's GPU with this much memory, or of a partition of one.
-    pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> Offer {
+    pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> GpuOffer {
         let (whole, is_shared) = if vendor.is_shared_by_default() {
             (self.kind(vendor, partition).filter(|_| self.whole), true)
         } else {
@@ -191,13 +191,13 @@ impl Settings {
             )
         };
         if is_shared {
-            Offer {
+            GpuOffer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),
                 whole,
             }
         } else {
-            Offer {
+            GpuOffer {
                 reserve: MiB::ZERO,
                 units: 0,
                 whole,
@@ -230,7 +230,7 @@ impl std::fmt::Debug for NodeKey {
 
 /// The key of a container: the pod's UID and the container's name. Unlike a pod's name, a UID is never reused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct ContainerKey {
     pub uid: String,
     pub container: String,
 }
@@ -239,7 +239,7 @@ pub struct Key {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handout {
     /// The container that has the devices.
-    pub key: Key,
+    pub key: ContainerKey,
     /// The extended resource.
     pub resource: String,
     /// The device ids of all NUMA nodes together.
@@ -250,7 +250,7 @@ pub struct Handout {
 
 /// The state of the node that one decision needs.
 #[derive(Debug, Clone, Default)]
-pub struct Facts {
+pub struct DecisionFacts {
     /// The checkpoint's entries, or `None` if the checkpoint could not be read.
     pub handouts: Option<Vec<Handout>>,
     /// UIDs of pods whose cgroup has processes, including the sandbox's. A cgroup that could not be read counts as populated.
@@ -348,7 +348,7 @@ impl Escape {
 
 /// An effect for the caller to perform.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum AgentAction {
     /// Write the record, and replace the previous record of the same key.
     WriteRecord(GrantRecord),
     /// Write the CDI spec.
@@ -367,9 +367,9 @@ pub enum Action {
         owner: Option<String>,
     },
     /// Remove the record.
-    RemoveRecord(Key),
+    RemoveRecord(ContainerKey),
     /// Hold a pod to its share. This takes long enough that no lock is to be held meanwhile.
-    Limit(Limit),
+    Limit(LimitStep),
     /// Publish an event about a pod.
     Event {
         /// The pod's namespace and name.
@@ -389,7 +389,7 @@ pub struct Listing(u64);
 
 /// A pod as the agent knows it.
 #[derive(Debug, Clone)]
-struct Known {
+struct PodInCore {
     /// Position in the order in which the agent first saw its pods: a guess at the order in which the kubelet admits them.
     seq: u64,
     pod: Pod,
@@ -404,19 +404,19 @@ struct Known {
 struct InFlight {
     ids: BTreeSet<String>,
     /// The container for which GetPreferredAllocation chose these ids.
-    guess: Option<Key>,
+    guess: Option<ContainerKey>,
     /// The number of checkpoints that were read since the Allocate call.
     age: u8,
 }
 
 /// The agent's knowledge and its decisions.
 #[derive(Debug, Clone)]
-pub struct Core {
-    settings: Settings,
+pub struct AgentCore {
+    settings: CoreSettings,
     drivers: BTreeMap<Vendor, String>,
     /// GPUs in the order of the inventory.
     gpus: Vec<Gpu>,
-    pods: BTreeMap<String, Known>,
+    pods: BTreeMap<String, PodInCore>,
     /// Names of this node's pods that request none of our resources, by UID.
     others: BTreeMap<String, PodKey>,
     next_seq: u64,
@@ -424,25 +424,25 @@ pub struct Core {
     /// are `None` if the watch has started again since then.
     lists: BTreeMap<u64, Option<BTreeSet<String>>>,
     next_list: u64,
-    records: BTreeMap<Key, GrantRecord>,
+    records: BTreeMap<ContainerKey, GrantRecord>,
     projected: project::Projected,
     handouts: Vec<Handout>,
     /// The containers to which another device plugin had given GPUs before this agent read the checkpoint for the first time.
-    inherited: Option<BTreeSet<Key>>,
+    inherited: Option<BTreeSet<ContainerKey>>,
     in_flight: Vec<InFlight>,
     /// The last answer of GetPreferredAllocation, if it was meant for a particular container.
-    guess: Option<(BTreeSet<String>, Key)>,
+    guess: Option<(BTreeSet<String>, ContainerKey)>,
     held: BTreeMap<String, MiB>,
     /// The GPUs that pods have as a whole without an allocation that names them.
     held_by_pods: BTreeSet<String>,
     leaving: bool,
     /// Why containers get none of the driver's libraries, or the wrong ones.
-    driver_trouble: Option<driver_spec::Trouble>,
+    driver_trouble: Option<driver_spec::DriverSpecTrouble>,
     registered: bool,
     /// Whether the node's annotations were read, and the GPUs are those without the ones that are out of service.
     knows_service: bool,
     /// Events that were already posted, by class and pod.
-    reported: BTreeSet<(Class, String)>,
+    reported: BTreeSet<(DisagreementClass, String)>,
     /// UIDs of pods that the extender is to evict.
     evict: BTreeSet<String>,
     /// UIDs of pods with grants that have the driver's limits, as far as this agent knows: those of its start, and those that it has limited since.
@@ -451,10 +451,10 @@ pub struct Core {
     shares_on_disk: bool,
 }
 
-impl Core {
+impl AgentCore {
     /// Return a core that knows only its settings.
-    pub fn new(settings: Settings) -> Core {
-        Core {
+    pub fn new(settings: CoreSettings) -> AgentCore {
+        AgentCore {
             settings,
             drivers: BTreeMap::new(),
             gpus: Vec::new(),
@@ -482,7 +482,7 @@ impl Core {
         }
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &CoreSettings {
         &self.settings
     }
 
@@ -524,7 +524,10 @@ impl Core {
     /// Store the records that were found on disk. Call this before the first pod is applied.
     pub fn load_records(&mut self, records: Vec<GrantRecord>) {
         self.with_limits = records.iter().map(|record| record.uid.clone()).collect();
-        self.records = records.into_iter().map(|record| (Key::of(&record), record)).collect();
+        self.records = records
+            .into_iter()
+            .map(|record| (ContainerKey::of(&record), record))
+            .collect();
     }
 
     /// Return the records, ordered by pod UID and container.
@@ -539,7 +542,7 @@ impl Core {
 
     /// Store a pod of this node that was created or changed. If its allocation differs from the one that counts, the actions
     /// report this.
-    pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
+    pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<AgentAction> {
         self.told_of(&pod.uid);
         // The pod has its GPUs already. The rules by which they were chosen do not matter any more.
         pod.request.keep_rules_of_start();
@@ -572,7 +575,7 @@ impl Core {
                 self.next_seq = self.next_seq.saturating_add(1);
                 self.pods.insert(
                     pod.uid.clone(),
-                    Known {
+                    PodInCore {
                         seq,
                         pin,
                         pod,
@@ -592,7 +595,7 @@ impl Core {
     }
 
     /// Replace the known pods by the initial list of a watch that starts or restarts.
-    pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<Action> {
+    pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<AgentAction> {
         // A pod that came and went between two watches produced no event. Nothing then tells whether a list that shows it is
         // older or newer than the watch, so the lists in progress do not count.
         self.lists.values_mut().for_each(|told| *told = None);
@@ -600,7 +603,7 @@ impl Core {
         pods.into_iter().flat_map(|pod| self.apply_pod(pod)).collect()
     }
 
-    /// Begin a list of this node's pods alongside the watch. End it with [`Core::listed`] or [`Core::list_failed`].
+    /// Begin a list of this node's pods alongside the watch. End it with [`AgentCore::listed`] or [`AgentCore::list_failed`].
     pub fn begin_list(&mut self) -> Listing {
         let listing = Listing(self.next_list);
         self.next_list += 1;
@@ -613,7 +616,7 @@ impl Core {
     /// that was known before and is not in the list is gone.
     ///
     /// Return `None` and apply nothing if the watch started again meanwhile.
-    pub fn listed(&mut self, listing: Listing, pods: Vec<Pod>) -> Option<Vec<Action>> {
+    pub fn listed(&mut self, listing: Listing, pods: Vec<Pod>) -> Option<Vec<AgentAction>> {
         let told = self.lists.remove(&listing.0)??;
         self.remove_all_but(&pods, &told);
         let newer = pods.into_iter().filter(|pod| !told.contains(&pod.uid));
@@ -673,10 +676,10 @@ impl Core {
     }
 
     /// Record that the caller performed this action.
-    pub fn commit(&mut self, action: &Action) {
+    pub fn commit(&mut self, action: &AgentAction) {
         match action {
-            Action::WriteRecord(record) => {
-                self.records.insert(Key::of(record), record.clone());
+            AgentAction::WriteRecord(record) => {
+                self.records.insert(ContainerKey::of(record), record.clone());
                 // The extender must not promise these GPUs until the next reconciliation.
                 for (uuid, memory) in self.held_by_choice(record) {
                     self.held_by_pods.insert(uuid.clone());
@@ -685,21 +688,24 @@ impl Core {
                 }
                 self.show_held();
             }
-            Action::RemoveRecord(key) => {
+            AgentAction::RemoveRecord(key) => {
                 self.records.remove(key);
                 if self.records_of(&key.uid).next().is_none() {
                     self.with_limits.remove(&key.uid);
                 }
             }
-            Action::Limit(Limit::Driver { uid, .. }) => {
+            AgentAction::Limit(LimitStep::Driver { uid, .. }) => {
                 self.with_limits.insert(uid.clone());
             }
-            Action::Limit(_) | Action::WriteSpec { .. } | Action::RemoveSpec { .. } | Action::Event { .. } => {}
+            AgentAction::Limit(_)
+            | AgentAction::WriteSpec { .. }
+            | AgentAction::RemoveSpec { .. }
+            | AgentAction::Event { .. } => {}
         }
     }
 
     /// Report whether a pod has no grant and certainly runs no more.
-    pub fn is_gone(&self, uid: &str, facts: &Facts) -> bool {
+    pub fn is_gone(&self, uid: &str, facts: &DecisionFacts) -> bool {
         facts.synced && self.records_of(uid).next().is_none() && !self.may_run(uid, facts)
     }
 
@@ -725,7 +731,7 @@ impl Core {
     fn records_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a GrantRecord> {
         self.records
             .range(
-                Key {
+                ContainerKey {
                     uid: uid.to_owned(),
                     container: String::new(),
                 }..,
@@ -747,7 +753,7 @@ impl Core {
 
     /// Report whether a pod may still have or get a running container: its object has not ended, or its cgroup has processes. An
     /// unknown pod counts as running until the list of pods was complete once.
-    fn may_run(&self, uid: &str, facts: &Facts) -> bool {
+    fn may_run(&self, uid: &str, facts: &DecisionFacts) -> bool {
         facts.populated.contains(uid)
             || match self.pods.get(uid) {
                 Some(known) => !known.pod.ended(),
@@ -756,8 +762,8 @@ impl Core {
     }
 }
 
-fn changed(pod: &Pod) -> Action {
-    Action::Event {
+fn changed(pod: &Pod) -> AgentAction {
+    AgentAction::Event {
         pod: pod.key(),
         uid: pod.uid.clone(),
         reason: "AllocationChanged",
@@ -767,10 +773,10 @@ fn changed(pod: &Pod) -> Action {
     }
 }
 
-impl Key {
+impl ContainerKey {
     /// Return the key of a record.
-    pub fn of(record: &GrantRecord) -> Key {
-        Key {
+    pub fn of(record: &GrantRecord) -> ContainerKey {
+        ContainerKey {
             uid: record.uid.clone(),
             container: record.container.clone(),
         }

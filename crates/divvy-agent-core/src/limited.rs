@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_model::{MiB, PodKey};
 
-use super::Core;
+use super::AgentCore;
 use super::booking::Booking;
 
 /// A pod that the driver limits.
@@ -20,7 +20,7 @@ pub struct LimitedPod {
     pub alone: bool,
 }
 
-impl Core {
+impl AgentCore {
     /// Return the pods that have a grant and are limited by the driver, ordered by UID. A pod whose object is not known is left out, because it may
     /// have said that it is not to be limited. A pod's first limit is its own, so a pod is left out until it has that.
     pub fn limited(&self) -> Vec<LimitedPod> {

@@ -5,12 +5,12 @@ use divvy_model::{Enforcement, GpuShare, Isolation, MiB, PodKey, names};
 use super::booking::Booking;
 use super::guarded_shares::ShareId;
 use super::reason::NOT_LIMITED;
-use super::{Action, Core};
+use super::{AgentAction, AgentCore};
 
 /// A step that holds a pod to its shares. The container may start once all of its steps are done. The caller reports a step that succeeded with
-/// [`Core::commit`], and one that failed with [`Core::not_limited`].
+/// [`AgentCore::commit`], and one that failed with [`AgentCore::not_limited`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Limit {
+pub enum LimitStep {
     /// Give the guard's files of a share a file system of their own, so that the pod cannot fill the node's disk through them.
     Mount(ShareId),
     /// Make the files that tell the guard the pod's shares.
@@ -94,7 +94,7 @@ pub enum WithoutLimit {
     /// The container starts, and the log of the agent says this about the pod.
     Warn(PodKey, String),
     /// The container starts, and its pod gets this event.
-    TellPod(Action),
+    TellPod(AgentAction),
     /// The container starts, and the node gets an event.
     TellNode {
         /// The event's reason.
@@ -108,7 +108,7 @@ pub enum WithoutLimit {
 
 /// What the processes of a pod can use of each GPU.
 #[derive(Debug, Default)]
-pub(super) struct Limits {
+pub(super) struct PodLimits {
     /// The GPUs of which the pod has a share that the driver can enforce, and the share.
     pub(super) gpus: Vec<(String, MiB)>,
     /// The GPUs of which the pod has a share, if the guard enforces it on one of them.
@@ -117,10 +117,10 @@ pub(super) struct Limits {
     pub(super) are_required: bool,
 }
 
-impl Limits {
+impl PodLimits {
     /// Return the steps by which they are set.
-    pub(super) fn steps(self, pod: &PodKey, uid: &str) -> Vec<Action> {
-        let Limits {
+    pub(super) fn steps(self, pod: &PodKey, uid: &str) -> Vec<AgentAction> {
+        let PodLimits {
             gpus,
             guarded,
             are_required,
@@ -130,32 +130,32 @@ impl Limits {
             (false, []) => Otherwise::Nothing,
             (false, _) => Otherwise::GuardAlone,
         };
-        let mounts = guarded.iter().map(|share| Limit::Mount(ShareId::new(uid, &share.uuid)));
-        let mut steps: Vec<Limit> = mounts.collect();
+        let mounts = guarded.iter().map(|share| LimitStep::Mount(ShareId::new(uid, &share.uuid)));
+        let mut steps: Vec<LimitStep> = mounts.collect();
         if !guarded.is_empty() {
-            steps.push(Limit::Files {
+            steps.push(LimitStep::Files {
                 uid: uid.to_owned(),
                 shares: guarded,
             });
         }
         if !gpus.is_empty() {
-            steps.push(Limit::Driver {
+            steps.push(LimitStep::Driver {
                 pod: pod.clone(),
                 uid: uid.to_owned(),
                 gpus,
                 otherwise,
             });
         }
-        steps.into_iter().map(Action::Limit).collect()
+        steps.into_iter().map(AgentAction::Limit).collect()
     }
 }
 
-impl Core {
+impl AgentCore {
     /// Return the limits of a pod. A pod that has a whole GPU needs none.
-    pub(super) fn limits(&self, uid: &str, booking: &Booking) -> Limits {
+    pub(super) fn limits(&self, uid: &str, booking: &Booking) -> PodLimits {
         let isolation = self.isolation(uid);
         if isolation == Some(Isolation::None) {
-            return Limits::default();
+            return PodLimits::default();
         }
         let shares = || booking.gpus.iter().filter(|share| !share.whole);
         let enforcement = |share: &GpuShare| self.gpu(&share.uuid)?.enforcement;
@@ -168,7 +168,7 @@ impl Core {
             // What MPS limits, the guard does not limit a second time.
             cores: if self.uses_mps(&share.uuid) { 0 } else { share.cores },
         });
-        Limits {
+        PodLimits {
             gpus: cgroup.map(|share| (share.uuid.clone(), share.memory)).collect(),
             guarded: guarded.collect(),
             are_required: isolation == Some(Isolation::Hard) || (isolation.is_some() && !has_guard),
@@ -176,13 +176,13 @@ impl Core {
     }
 
     /// Decide what follows from a step that failed.
-    pub fn not_limited(&mut self, limit: &Limit, error: LimitError) -> WithoutLimit {
+    pub fn not_limited(&mut self, limit: &LimitStep, error: LimitError) -> WithoutLimit {
         match (limit, error) {
-            (Limit::Mount(_), error @ LimitError::NoProbe) => WithoutLimit::Refuse(NotLimited::NoProbe(error)),
-            (Limit::Mount(_), error @ LimitError::NoAnswer(_)) => WithoutLimit::Refuse(NotLimited::NotMounted(error)),
+            (LimitStep::Mount(_), error @ LimitError::NoProbe) => WithoutLimit::Refuse(NotLimited::NoProbe(error)),
+            (LimitStep::Mount(_), error @ LimitError::NoAnswer(_)) => WithoutLimit::Refuse(NotLimited::NotMounted(error)),
             // The node gets one event.
-            (Limit::Mount(_), LimitError::NotDone(_)) if self.shares_on_disk => WithoutLimit::GoOn,
-            (Limit::Mount(_), error @ LimitError::NotDone(_)) => {
+            (LimitStep::Mount(_), LimitError::NotDone(_)) if self.shares_on_disk => WithoutLimit::GoOn,
+            (LimitStep::Mount(_), error @ LimitError::NotDone(_)) => {
                 self.shares_on_disk = true;
                 WithoutLimit::TellNode {
                     reason: "GuardFilesOnDisk",
@@ -192,8 +192,8 @@ impl Core {
                     ),
                 }
             }
-            (Limit::Files { .. }, error) => WithoutLimit::Refuse(NotLimited::NoFiles(error)),
-            (Limit::Driver { pod, uid, otherwise, .. }, error) => match otherwise {
+            (LimitStep::Files { .. }, error) => WithoutLimit::Refuse(NotLimited::NoFiles(error)),
+            (LimitStep::Driver { pod, uid, otherwise, .. }, error) => match otherwise {
                 Otherwise::Refuse => WithoutLimit::Refuse(NotLimited::Required(error)),
                 Otherwise::GuardAlone => WithoutLimit::Warn(
                     pod.clone(),
@@ -206,8 +206,8 @@ impl Core {
 }
 
 /// Return the event about a pod that is not held to its share, for this reason.
-pub(super) fn nothing_limits(pod: &PodKey, uid: &str, why: impl std::fmt::Display) -> Action {
-    Action::Event {
+pub(super) fn nothing_limits(pod: &PodKey, uid: &str, why: impl std::fmt::Display) -> AgentAction {
+    AgentAction::Event {
         pod: pod.clone(),
         uid: uid.to_owned(),
         reason: NOT_LIMITED,

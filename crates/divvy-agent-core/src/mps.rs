@@ -25,7 +25,7 @@ pub(super) fn serves(gpu: &Gpu) -> bool {
 
 /// The environment variables and the mounts of a client.
 #[derive(Debug, Default)]
-pub(super) struct Client {
+pub(super) struct MpsClientEdits {
     pub(super) env: Vec<(&'static str, String)>,
     /// The path on the node, and the path in the container.
     pub(super) mounts: Vec<(String, String)>,
@@ -33,7 +33,7 @@ pub(super) struct Client {
 
 impl Mps {
     /// Return what the container of a record gets. `gpus` are its GPUs, none of which another process than the daemon's server can use.
-    pub(super) fn client(&self, record: &GrantRecord, gpus: &[&Gpu]) -> Client {
+    pub(super) fn client(&self, record: &GrantRecord, gpus: &[&Gpu]) -> MpsClientEdits {
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let mut env = vec![
             ("CUDA_MPS_PIPE_DIRECTORY", PIPE.to_owned()),
@@ -43,7 +43,7 @@ impl Mps {
         if record.threads > 0 {
             env.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", record.threads.to_string()));
         }
-        Client {
+        MpsClientEdits {
             env,
             mounts: vec![(self.pipe.clone(), PIPE.to_owned()), (self.shm.clone(), SHM.to_owned())],
         }

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{Enforcement, Gpu, GpuShare, GrantRecord, Health, Isolation, MiB, PodKey, names};
 
 use super::booking::Booking;
-use super::driver_spec::Trouble;
+use super::driver_spec::DriverSpecTrouble;
 use super::limits::nothing_limits;
 use super::reason::Reason;
-use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, mps, vendor};
+use super::{AgentAction, AgentCore, ContainerKey, DecisionFacts, Handout, NodeFiles, ResourceSpec, mps, vendor};
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
@@ -24,9 +24,9 @@ pub enum PreStart {
     /// The container may start once these actions are performed in this order.
     Granted {
         /// The actions: record first, then spec, then limits.
-        actions: Vec<Action>,
+        actions: Vec<AgentAction>,
         /// The container.
-        key: Key,
+        key: ContainerKey,
         /// The pod.
         pod: PodKey,
         /// UUIDs of the container's GPUs.
@@ -47,13 +47,13 @@ pub enum PreStart {
         /// The message in the container's status.
         text: String,
         /// At most one event.
-        actions: Vec<Action>,
+        actions: Vec<AgentAction>,
     },
 }
 
-impl Core {
+impl AgentCore {
     /// Decide whether the container with these ids of a resource may start.
-    pub fn pre_start(&mut self, spec: ResourceSpec, ids: &[String], facts: &Facts) -> PreStart {
+    pub fn pre_start(&mut self, spec: ResourceSpec, ids: &[String], facts: &DecisionFacts) -> PreStart {
         let ids: BTreeSet<String> = ids.iter().cloned().collect();
         if !self.knows_service {
             return PreStart::Wait(
@@ -142,8 +142,8 @@ impl Core {
     }
 
     /// Return the containers of pods that have not ended to which the kubelet gave exactly these ids of a resource. This names a call in the log;
-    /// [`Core::pre_start`] decides with more care.
-    pub fn holders(&self, spec: ResourceSpec, ids: &[String]) -> Vec<&Key> {
+    /// [`AgentCore::pre_start`] decides with more care.
+    pub fn holders(&self, spec: ResourceSpec, ids: &[String]) -> Vec<&ContainerKey> {
         let ids: BTreeSet<&String> = ids.iter().collect();
         let ended = |uid: &str| self.pods.get(uid).is_some_and(|known| known.pod.ended());
         let theirs = self.handouts.iter().filter(|handout| handout.resource == spec.name());
@@ -158,7 +158,7 @@ impl Core {
         spec: ResourceSpec,
         ids: &BTreeSet<String>,
         handouts: &[Handout],
-        facts: &Facts,
+        facts: &DecisionFacts,
     ) -> Result<Handout, Box<PreStart>> {
         let mut by_pod: BTreeMap<&str, Vec<&Handout>> = BTreeMap::new();
         let mut unknown = false;
@@ -233,7 +233,7 @@ impl Core {
         mut records: impl Iterator<Item = &'a GrantRecord>,
         handout: &Handout,
         booking: &Booking,
-        facts: &Facts,
+        facts: &DecisionFacts,
     ) -> Option<&'a GrantRecord> {
         records.find(|record| {
             record.uid != handout.key.uid
@@ -244,7 +244,7 @@ impl Core {
         })
     }
 
-    fn name_is_free(&self, handout: &Handout, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
+    fn name_is_free(&self, handout: &Handout, booking: &Booking, facts: &DecisionFacts) -> Result<(), (Reason, String)> {
         match self.has_the_name(self.records.values(), handout, booking, facts) {
             None => Ok(()),
             Some(other) => Err((
@@ -261,7 +261,7 @@ impl Core {
 
     /// Check that every GPU of the pod is usable and that the pod fits next to the pods already there. The sum runs over the *pods* that
     /// have a grant on the GPU and may still have a running container, and counts each pod's effective total once.
-    fn arbitrate(&self, uid: &str, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
+    fn arbitrate(&self, uid: &str, booking: &Booking, facts: &DecisionFacts) -> Result<(), (Reason, String)> {
         let pod = self.pod_name(uid);
         if booking.container.is_empty() {
             return Err((
@@ -320,7 +320,7 @@ impl Core {
     }
 
     /// Return the memory that each other pod with a live grant books on a GPU, by pod UID.
-    fn booked_by_others(&self, gpu: &Gpu, uid: &str, facts: &Facts) -> BTreeMap<String, MiB> {
+    fn booked_by_others(&self, gpu: &Gpu, uid: &str, facts: &DecisionFacts) -> BTreeMap<String, MiB> {
         let mut others: BTreeMap<String, MiB> = BTreeMap::new();
         for record in self.records.values().filter(|record| record.uid != uid) {
             let Some(share) = record.gpus.iter().find(|share| share.uuid == gpu.uuid) else {
@@ -377,7 +377,7 @@ impl Core {
         handouts: &[Handout],
         booking: Booking,
         guarded: bool,
-        facts: &Facts,
+        facts: &DecisionFacts,
     ) -> PreStart {
         let key = &handout.key;
         let (namespace, name) = match (self.pods.get(&key.uid), self.records.get(key)) {
@@ -404,14 +404,14 @@ impl Core {
         let mut actions = Vec::new();
         let before = self.records.get(key);
         if before != Some(&record) {
-            actions.push(Action::WriteRecord(record.clone()));
+            actions.push(AgentAction::WriteRecord(record.clone()));
         }
         // Once per pod, with its first grant.
         let first = self.records.keys().all(|other| other.uid != key.uid);
         if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
             && let Some((container, value)) = known.pod.own_visible.as_deref()
         {
-            actions.push(Action::Event {
+            actions.push(AgentAction::Event {
                 pod: known.pod.key(),
                 uid: key.uid.clone(),
                 reason: OWN_VISIBLE_DEVICES,
@@ -426,7 +426,7 @@ impl Core {
         if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
             && let Some(trouble) = self.without_libraries(&record, &facts.node)
         {
-            actions.push(Action::Event {
+            actions.push(AgentAction::Event {
                 pod: known.pod.key(),
                 uid: key.uid.clone(),
                 reason: trouble.reason(),
@@ -434,7 +434,7 @@ impl Core {
             });
         }
         if let Some((name, text)) = self.project(&record, &facts.node) {
-            actions.push(Action::WriteSpec { name, text });
+            actions.push(AgentAction::WriteSpec { name, text });
         }
         if let Some(old) = before.and_then(|before| before.cdi.clone())
             && record.cdi.as_ref() != Some(&old)
@@ -443,7 +443,7 @@ impl Core {
                 .iter()
                 .all(|(other, record)| other == key || record.cdi.as_ref() != Some(&old))
         {
-            actions.push(Action::RemoveSpec {
+            actions.push(AgentAction::RemoveSpec {
                 name: old,
                 owner: Some(key.uid.clone()),
             });
@@ -536,7 +536,7 @@ impl Core {
 
     /// Return why the container gets none of the driver's libraries, or the wrong ones. The specs are checked again here, because a spec may
     /// have disappeared after the last check of the driver.
-    fn without_libraries(&self, record: &GrantRecord, node: &NodeFiles) -> Option<Trouble> {
+    fn without_libraries(&self, record: &GrantRecord, node: &NodeFiles) -> Option<DriverSpecTrouble> {
         let first = record.container_gpus.first().and_then(|share| self.gpu(&share.uuid))?;
         vendor::of(first.vendor).libraries()?;
         let named = |uuid: &str| {
@@ -546,15 +546,16 @@ impl Core {
         let unnamed = record.container_gpus.iter().find(|share| !named(&share.uuid));
         match &self.driver_trouble {
             Some(trouble) if trouble.stale != unnamed.is_some() => Some(trouble.clone()),
-            _ => unnamed
-                .map(|share| Trouble::of_none(&share.uuid).and("On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml")),
+            _ => unnamed.map(|share| {
+                DriverSpecTrouble::of_none(&share.uuid).and("On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml")
+            }),
         }
     }
 
-    fn refuse(&mut self, key: &Key, reason: Reason, text: String) -> PreStart {
+    fn refuse(&mut self, key: &ContainerKey, reason: Reason, text: String) -> PreStart {
         let class = match reason {
-            Reason::NoAllocation => super::Class::NoAllocation,
-            Reason::GpuUnavailable => super::Class::GpuUnavailable,
+            Reason::NoAllocation => super::DisagreementClass::NoAllocation,
+            Reason::GpuUnavailable => super::DisagreementClass::GpuUnavailable,
             Reason::MemoryHeld
             | Reason::Identity
             | Reason::DoubleHandout

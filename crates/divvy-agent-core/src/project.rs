@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
+use divvy_cdi::shadow::{CUDA, NVML, Shadow, ShadowLibrary};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{Gpu, GrantRecord, Vendor};
 use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML, TUNABLES};
 
-use super::{Core, Key, NodeFiles, SpecOnNode, mps, vendor};
+use super::{AgentCore, ContainerKey, NodeFiles, SpecOnNode, mps, vendor};
 
 /// The specs as the last reconciliation made them. To make and to parse each spec again takes most of the time of a reconciliation, and nearly all stay as they
 /// are.
@@ -18,7 +18,7 @@ pub(super) struct Projected {
     node: NodeFiles,
     gpus: Vec<Gpu>,
     /// The key of the record, and the digests of the record and of the text, by the spec's name. The texts would take a megabyte.
-    specs: BTreeMap<String, (Key, u64, u64)>,
+    specs: BTreeMap<String, (ContainerKey, u64, u64)>,
 }
 
 impl Projected {
@@ -36,7 +36,8 @@ impl Projected {
 
     /// Note that a spec was made from a record.
     pub(super) fn made(&mut self, name: String, text: &str, record: &GrantRecord) {
-        self.specs.insert(name, (Key::of(record), digest(record), digest(text)));
+        self.specs
+            .insert(name, (ContainerKey::of(record), digest(record), digest(text)));
     }
 
     /// Return the record from which a spec was made.
@@ -44,7 +45,7 @@ impl Projected {
         &self,
         name: &str,
         spec: &SpecOnNode,
-        records: &'r BTreeMap<Key, GrantRecord>,
+        records: &'r BTreeMap<ContainerKey, GrantRecord>,
     ) -> Option<&'r GrantRecord> {
         let (key, of_record, of_text) = self.specs.get(name)?;
         let record = records.get(key).filter(|_| spec.digest == *of_text);
@@ -59,7 +60,7 @@ pub(super) fn digest(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-impl Core {
+impl AgentCore {
     /// Return the paths of the device nodes that [`NodeFiles::devices`] must describe.
     pub fn device_paths(&self) -> BTreeSet<String> {
         let shared = Vendor::ALL.into_iter().flat_map(|vendor| vendor::of(vendor).shared_devices());
@@ -110,7 +111,7 @@ impl Core {
             });
             paths.collect()
         };
-        let library = |name, file: &String, real, at| Library {
+        let library = |name, file: &String, real, at| ShadowLibrary {
             name,
             file: file.clone(),
             real,

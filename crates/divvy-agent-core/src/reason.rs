@@ -42,7 +42,7 @@ impl Reason {
 
 /// A class of disagreement. `divvy_agent_reconcile_total` counts each occurrence, and each pod gets one event per class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum DisagreementClass {
     /// A pod that requests memory is bound here without a readable allocation.
     NoAllocation,
     /// A pod's GPU is missing or failed.
@@ -81,74 +81,74 @@ pub enum Class {
     Untimed,
 }
 
-impl Class {
+impl DisagreementClass {
     /// Every class. The metrics start with all of them at zero.
-    pub const ALL: [Class; 18] = [
-        Class::NoAllocation,
-        Class::GpuUnavailable,
-        Class::RecordRebuilt,
-        Class::SpecRebuilt,
-        Class::SpecOrphan,
-        Class::GrantEnded,
-        Class::HeldWithoutPod,
-        Class::CheckpointLost,
-        Class::DoubleHandout,
-        Class::Overcommitted,
-        Class::AnotherPlugin,
-        Class::NotGranted,
-        Class::MemoryExceeded,
-        Class::Unguarded,
-        Class::Tampered,
-        Class::Busy,
-        Class::Crowded,
-        Class::Untimed,
+    pub const ALL: [DisagreementClass; 18] = [
+        DisagreementClass::NoAllocation,
+        DisagreementClass::GpuUnavailable,
+        DisagreementClass::RecordRebuilt,
+        DisagreementClass::SpecRebuilt,
+        DisagreementClass::SpecOrphan,
+        DisagreementClass::GrantEnded,
+        DisagreementClass::HeldWithoutPod,
+        DisagreementClass::CheckpointLost,
+        DisagreementClass::DoubleHandout,
+        DisagreementClass::Overcommitted,
+        DisagreementClass::AnotherPlugin,
+        DisagreementClass::NotGranted,
+        DisagreementClass::MemoryExceeded,
+        DisagreementClass::Unguarded,
+        DisagreementClass::Tampered,
+        DisagreementClass::Busy,
+        DisagreementClass::Crowded,
+        DisagreementClass::Untimed,
     ];
 
     /// Return the value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
-            Class::NoAllocation => "no-allocation",
-            Class::GpuUnavailable => "gpu-unavailable",
-            Class::RecordRebuilt => "record-rebuilt",
-            Class::SpecRebuilt => "spec-rebuilt",
-            Class::SpecOrphan => "spec-orphan",
-            Class::GrantEnded => "grant-ended",
-            Class::HeldWithoutPod => "held-without-pod",
-            Class::CheckpointLost => "checkpoint-lost",
-            Class::DoubleHandout => "double-handout",
-            Class::Overcommitted => "overcommitted",
-            Class::AnotherPlugin => "another-plugin",
-            Class::NotGranted => "not-granted",
-            Class::MemoryExceeded => "memory-exceeded",
-            Class::Unguarded => "unguarded",
-            Class::Tampered => "tampered",
-            Class::Busy => "guard-file-busy",
-            Class::Crowded => "crowded",
-            Class::Untimed => "untimed",
+            DisagreementClass::NoAllocation => "no-allocation",
+            DisagreementClass::GpuUnavailable => "gpu-unavailable",
+            DisagreementClass::RecordRebuilt => "record-rebuilt",
+            DisagreementClass::SpecRebuilt => "spec-rebuilt",
+            DisagreementClass::SpecOrphan => "spec-orphan",
+            DisagreementClass::GrantEnded => "grant-ended",
+            DisagreementClass::HeldWithoutPod => "held-without-pod",
+            DisagreementClass::CheckpointLost => "checkpoint-lost",
+            DisagreementClass::DoubleHandout => "double-handout",
+            DisagreementClass::Overcommitted => "overcommitted",
+            DisagreementClass::AnotherPlugin => "another-plugin",
+            DisagreementClass::NotGranted => "not-granted",
+            DisagreementClass::MemoryExceeded => "memory-exceeded",
+            DisagreementClass::Unguarded => "unguarded",
+            DisagreementClass::Tampered => "tampered",
+            DisagreementClass::Busy => "guard-file-busy",
+            DisagreementClass::Crowded => "crowded",
+            DisagreementClass::Untimed => "untimed",
         }
     }
 
     /// Return the event's reason.
     pub fn event_reason(self) -> &'static str {
         match self {
-            Class::NoAllocation => "NoAllocation",
-            Class::GpuUnavailable => "GpuUnavailable",
-            Class::RecordRebuilt => "GrantRebuilt",
-            Class::SpecRebuilt => "SpecRebuilt",
-            Class::SpecOrphan => "SpecOrphan",
-            Class::GrantEnded => "GrantEnded",
-            Class::HeldWithoutPod => "MemoryHeldWithoutPod",
-            Class::CheckpointLost => "CheckpointLost",
-            Class::DoubleHandout => "DoubleHandout",
-            Class::Overcommitted => "Overcommitted",
-            Class::AnotherPlugin => "TwoDevicePlugins",
-            Class::NotGranted => "GpuNotGranted",
-            Class::MemoryExceeded => "GpuMemoryExceeded",
-            Class::Unguarded => "GuardAvoided",
-            Class::Tampered => "GuardFileChanged",
-            Class::Busy => "GuardFileBusy",
-            Class::Crowded => "TooManyGpuProcesses",
-            Class::Untimed => NOT_LIMITED,
+            DisagreementClass::NoAllocation => "NoAllocation",
+            DisagreementClass::GpuUnavailable => "GpuUnavailable",
+            DisagreementClass::RecordRebuilt => "GrantRebuilt",
+            DisagreementClass::SpecRebuilt => "SpecRebuilt",
+            DisagreementClass::SpecOrphan => "SpecOrphan",
+            DisagreementClass::GrantEnded => "GrantEnded",
+            DisagreementClass::HeldWithoutPod => "MemoryHeldWithoutPod",
+            DisagreementClass::CheckpointLost => "CheckpointLost",
+            DisagreementClass::DoubleHandout => "DoubleHandout",
+            DisagreementClass::Overcommitted => "Overcommitted",
+            DisagreementClass::AnotherPlugin => "TwoDevicePlugins",
+            DisagreementClass::NotGranted => "GpuNotGranted",
+            DisagreementClass::MemoryExceeded => "GpuMemoryExceeded",
+            DisagreementClass::Unguarded => "GuardAvoided",
+            DisagreementClass::Tampered => "GuardFileChanged",
+            DisagreementClass::Busy => "GuardFileBusy",
+            DisagreementClass::Crowded => "TooManyGpuProcesses",
+            DisagreementClass::Untimed => NOT_LIMITED,
         }
     }
 }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use divvy_model::{GpuShare, GrantRecord, Held, MiB};
 
-use super::reason::Class;
-use super::{Action, Core, Escape, Facts, Handout, Key, Reaction, SpecOnNode, project};
+use super::reason::DisagreementClass;
+use super::{AgentAction, AgentCore, ContainerKey, DecisionFacts, Escape, Handout, Reaction, SpecOnNode, project};
 
 /// The result of a reconciliation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reconciled {
     /// The actions, to be performed in this order.
-    pub actions: Vec<Action>,
+    pub actions: Vec<AgentAction>,
     /// The number of occurrences of each class.
-    pub classes: BTreeMap<Class, u64>,
+    pub classes: BTreeMap<DisagreementClass, u64>,
     /// Memory that containers hold without an allocation, by GPU UUID. The inventory publishes it.
     pub held: BTreeMap<String, MiB>,
     /// The GPUs in [`Reconciled::held`] that pods of the node have as a whole, without an allocation that names them.
@@ -23,14 +23,14 @@ pub struct Reconciled {
 }
 
 impl Reconciled {
-    fn count(&mut self, class: Class) {
+    fn count(&mut self, class: DisagreementClass) {
         *self.classes.entry(class).or_default() += 1;
     }
 }
 
-impl Core {
+impl AgentCore {
     /// Run one pass. The caller holds the lock that PreStart also takes, performs the actions, and commits them.
-    pub fn reconcile(&mut self, facts: &Facts) -> Reconciled {
+    pub fn reconcile(&mut self, facts: &DecisionFacts) -> Reconciled {
         let mut out = Reconciled::default();
         // The records as they will be after the actions. `self.records` changes only in `commit`.
         let mut records = self.records.clone();
@@ -54,9 +54,9 @@ impl Core {
     }
 
     /// End each grant whose pod has no process left *and* whose pod's object is gone or has ended.
-    fn end_grants(&self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+    fn end_grants(&self, facts: &DecisionFacts, records: &mut BTreeMap<ContainerKey, GrantRecord>, out: &mut Reconciled) {
         // Until the list of pods was complete once, an unknown pod may be running.
-        let ended: Vec<Key> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
+        let ended: Vec<ContainerKey> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
         for key in ended {
             let Some(record) = records.remove(&key) else { continue };
             // The spec goes first: if the agent crashes in between, the next pass removes the spec or the record that is left.
@@ -65,24 +65,29 @@ impl Core {
                     .values()
                     .all(|other| other.cdi.as_ref() != Some(&name) || other.uid != key.uid)
             {
-                out.actions.push(Action::RemoveSpec {
+                out.actions.push(AgentAction::RemoveSpec {
                     name,
                     owner: Some(key.uid.clone()),
                 });
             }
-            out.actions.push(Action::RemoveRecord(key));
-            out.count(Class::GrantEnded);
+            out.actions.push(AgentAction::RemoveRecord(key));
+            out.count(DisagreementClass::GrantEnded);
         }
     }
 
     /// Restore missing records, for example after the state directory was lost. Their sources are the specs, which carry a copy of the
     /// record, and the checkpoint together with the allocations of running pods.
-    fn recover_records(&mut self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+    fn recover_records(
+        &mut self,
+        facts: &DecisionFacts,
+        records: &mut BTreeMap<ContainerKey, GrantRecord>,
+        out: &mut Reconciled,
+    ) {
         let mut found: Vec<GrantRecord> = Vec::new();
         for (name, spec) in &facts.specs {
             if let Some(record) = &spec.record
                 && record.cdi.as_ref() == Some(name)
-                && !records.contains_key(&Key::of(record))
+                && !records.contains_key(&ContainerKey::of(record))
                 && self.may_run(&record.uid, facts)
             {
                 found.push(record.clone());
@@ -95,7 +100,7 @@ impl Core {
                     .pods
                     .get(&key.uid)
                     .is_some_and(|known| known.pod.container_running && !known.pod.ended());
-            let have = records.contains_key(key) || found.iter().any(|record| Key::of(record) == *key);
+            let have = records.contains_key(key) || found.iter().any(|record| ContainerKey::of(record) == *key);
             if !running || have {
                 continue;
             }
@@ -123,15 +128,15 @@ impl Core {
             }
         }
         for record in found {
-            out.count(Class::RecordRebuilt);
-            out.actions.push(Action::WriteRecord(record.clone()));
-            records.insert(Key::of(&record), record);
+            out.count(DisagreementClass::RecordRebuilt);
+            out.actions.push(AgentAction::WriteRecord(record.clone()));
+            records.insert(ContainerKey::of(&record), record);
         }
     }
 
     /// Make the specs match the records. Every record of a pod that may start a container gets a spec with the current content: after a
     /// reboot the directory is empty, and minor numbers may have changed. Specs without a record are removed.
-    fn repair_specs(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+    fn repair_specs(&mut self, facts: &DecisionFacts, records: &BTreeMap<ContainerKey, GrantRecord>, out: &mut Reconciled) {
         let mut by_name: BTreeMap<&str, Vec<&GrantRecord>> = BTreeMap::new();
         for record in records.values() {
             if let Some(name) = record.cdi.as_deref() {
@@ -151,8 +156,8 @@ impl Core {
             if let Some((name, text)) = self.project(record, &facts.node) {
                 projected.made(name.clone(), &text, record);
                 if present.is_none_or(|spec| spec.digest != project::digest(text.as_str())) {
-                    out.actions.push(Action::WriteSpec { name, text });
-                    out.count(Class::SpecRebuilt);
+                    out.actions.push(AgentAction::WriteSpec { name, text });
+                    out.count(DisagreementClass::SpecRebuilt);
                 }
             }
         }
@@ -162,11 +167,11 @@ impl Core {
         }
         for (name, spec) in &facts.specs {
             if !by_name.contains_key(name.as_str()) && !out.actions.iter().any(|action| removes(action, name)) {
-                out.actions.push(Action::RemoveSpec {
+                out.actions.push(AgentAction::RemoveSpec {
                     name: name.clone(),
                     owner: spec.owner().map(str::to_owned),
                 });
-                out.count(Class::SpecOrphan);
+                out.count(DisagreementClass::SpecOrphan);
             }
         }
     }
@@ -179,7 +184,7 @@ impl Core {
         name: &str,
         candidates: &[&'a GrantRecord],
         present: Option<&SpecOnNode>,
-        facts: &Facts,
+        facts: &DecisionFacts,
     ) -> Option<&'a GrantRecord> {
         let may_start: Vec<&GrantRecord> = candidates
             .iter()
@@ -198,7 +203,7 @@ impl Core {
         let in_checkpoint = |record: &&&GrantRecord| {
             handouts
                 .iter()
-                .any(|handout| handout.grant.as_deref() == Some(name) && handout.key == Key::of(record))
+                .any(|handout| handout.grant.as_deref() == Some(name) && handout.key == ContainerKey::of(record))
         };
         may_start
             .iter()
@@ -211,7 +216,7 @@ impl Core {
 
     /// Sum up the memory that containers hold and that the extender cannot see in any pod's allocation. The holders are pods
     /// whose object is gone or has ended, and pods that got whole GPUs without an allocation. Each pod counts once.
-    fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+    fn measure_held(&mut self, facts: &DecisionFacts, records: &BTreeMap<ContainerKey, GrantRecord>, out: &mut Reconciled) {
         if !facts.synced {
             out.held.clone_from(&self.held);
             out.held_by_pods.clone_from(&self.held_by_pods);
@@ -250,17 +255,17 @@ impl Core {
                 let held = out.held.entry(uuid.to_owned()).or_default();
                 *held = held.saturating_add(booked);
             }
-            out.count(Class::HeldWithoutPod);
+            out.count(DisagreementClass::HeldWithoutPod);
             let text = format!(
                 "the pod's object is gone or has ended, but its containers still run on this node and hold {}; the memory becomes available \
                  when they have ended",
                 shares_text(record)
             );
-            if self.reported.insert((Class::HeldWithoutPod, uid.to_owned())) {
-                out.actions.push(Action::Event {
+            if self.reported.insert((DisagreementClass::HeldWithoutPod, uid.to_owned())) {
+                out.actions.push(AgentAction::Event {
                     pod: record.pod(),
                     uid: uid.to_owned(),
-                    reason: Class::HeldWithoutPod.event_reason(),
+                    reason: DisagreementClass::HeldWithoutPod.event_reason(),
                     text,
                 });
             }
@@ -282,8 +287,8 @@ impl Core {
         unseen.map(|share| (share.uuid.clone(), booked(share))).collect()
     }
 
-    fn find_disagreements(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
-        let mut found: Vec<(Class, String, String)> = Vec::new();
+    fn find_disagreements(&mut self, facts: &DecisionFacts, records: &BTreeMap<ContainerKey, GrantRecord>, out: &mut Reconciled) {
+        let mut found: Vec<(DisagreementClass, String, String)> = Vec::new();
         if let Some(handouts) = &facts.handouts {
             for key in records.keys() {
                 let lost = facts.populated.contains(&key.uid)
@@ -298,7 +303,7 @@ impl Core {
                          it cannot be restarted. Delete the pod when convenient",
                         key.container
                     );
-                    found.push((Class::CheckpointLost, key.uid.clone(), text));
+                    found.push((DisagreementClass::CheckpointLost, key.uid.clone(), text));
                 }
             }
             for handout in self.given_meanwhile(handouts) {
@@ -308,14 +313,14 @@ impl Core {
                      affinity that excludes the node",
                     handout.key.container, handout.resource
                 );
-                found.push((Class::AnotherPlugin, handout.key.uid.clone(), text));
+                found.push((DisagreementClass::AnotherPlugin, handout.key.uid.clone(), text));
             }
             for (uid, others) in self.double_handouts(handouts, facts) {
                 let text = format!(
                     "the kubelet gave some device ids of this pod to {others} as well (kubernetes#137534); memory is not affected, because each pod \
                      uses the GPU of its allocation"
                 );
-                found.push((Class::DoubleHandout, uid, text));
+                found.push((DisagreementClass::DoubleHandout, uid, text));
             }
         }
         for gpu in &self.gpus {
@@ -335,7 +340,7 @@ impl Core {
                         "the pods on GPU {} hold {sum}, but it has {capacity} to share: its size or --reserve-memory changed while they ran",
                         gpu.index
                     );
-                    found.push((Class::Overcommitted, (*uid).to_owned(), text));
+                    found.push((DisagreementClass::Overcommitted, (*uid).to_owned(), text));
                 }
             }
         }
@@ -349,7 +354,12 @@ impl Core {
     }
 
     /// Compare the driver's list of processes with the grants. The agent can only report a difference: the memory is in use already.
-    fn find_strays(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, found: &mut Vec<(Class, String, String)>) {
+    fn find_strays(
+        &self,
+        facts: &DecisionFacts,
+        records: &BTreeMap<ContainerKey, GrantRecord>,
+        found: &mut Vec<(DisagreementClass, String, String)>,
+    ) {
         for (uuid, pods) in facts.memory_in_use.iter().flatten() {
             let Some(gpu) = self.gpu(uuid) else { continue };
             for (uid, used) in pods {
@@ -369,9 +379,9 @@ impl Core {
                              promised to other pods. A pod gets a GPU by requesting {}. Check how this pod reaches the GPU: privileged, hostPath, \
                              another device plugin, or nvidia as the default container runtime",
                             gpu.index,
-                            Core::resource_of(gpu)
+                            AgentCore::resource_of(gpu)
                         );
-                        found.push((Class::NotGranted, uid.clone(), text));
+                        found.push((DisagreementClass::NotGranted, uid.clone(), text));
                     }
                     Some(granted) if *used > granted => {
                         let text = format!(
@@ -379,7 +389,7 @@ impl Core {
                              Request more, or limit what the program uses",
                             gpu.index
                         );
-                        found.push((Class::MemoryExceeded, uid.clone(), text));
+                        found.push((DisagreementClass::MemoryExceeded, uid.clone(), text));
                     }
                     Some(_) => {}
                 }
@@ -399,7 +409,7 @@ impl Core {
     }
 
     /// Report pods that are not held to their shares.
-    fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
+    fn find_escapes(&self, facts: &DecisionFacts, found: &mut Vec<(DisagreementClass, String, String)>) {
         let reaction = match self.reaction() {
             Reaction::Event => "",
             Reaction::Throttle => ". Until this ends, the pod's other programs on its GPUs wait (--on-escape throttle)",
@@ -421,7 +431,7 @@ impl Core {
             let index = gpu.index;
             let (class, text) = match escape {
                 Escape::Unguarded { pid, .. } => (
-                    Class::Unguarded,
+                    DisagreementClass::Unguarded,
                     format!(
                         "process {pid} of this pod uses GPU {index} without Divvy's guard, so nothing limits the process to the pod's share. A program \
                          avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
@@ -429,35 +439,35 @@ impl Core {
                     ),
                 ),
                 Escape::Tampered { change, .. } => (
-                    Class::Tampered,
+                    DisagreementClass::Tampered,
                     format!(
                         "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {index}, so nothing limits the \
                          pod to its share: {change}. Delete the pod if you do not know the program{reaction}"
                     ),
                 ),
                 Escape::NotGranted { pid, .. } => (
-                    Class::NotGranted,
+                    DisagreementClass::NotGranted,
                     format!(
                         "process {pid} of this pod uses GPU {index}, which was not granted to the pod: its memory may be promised to other pods. Check \
                          how this pod reaches the GPU: privileged, hostPath, or another device plugin{reaction}"
                     ),
                 ),
                 Escape::Exceeded { used, share, .. } => (
-                    Class::MemoryExceeded,
+                    DisagreementClass::MemoryExceeded,
                     format!(
                         "the pod's processes use {used} of GPU {index}, but {share} were granted: other pods on this GPU may run out of memory. Request \
                          more, or limit what the program uses{reaction}"
                     ),
                 ),
                 Escape::Busy { .. } => (
-                    Class::Busy,
+                    DisagreementClass::Busy,
                     format!(
                         "the file in which Divvy's guard counts what this pod uses of GPU {index} cannot be read in time, so the agent measures nothing for this \
                          pod. A program of the pod that writes to the file all the time causes this, and so does a slow disk"
                     ),
                 ),
                 Escape::Crowded { .. } => (
-                    Class::Crowded,
+                    DisagreementClass::Crowded,
                     format!(
                         "at most {} processes of a pod can use GPU {index} at the same time; others were refused memory (CUDA_ERROR_OUT_OF_MEMORY). \
                          Start fewer processes, or several pods",
@@ -465,7 +475,7 @@ impl Core {
                     ),
                 ),
                 Escape::Untimed { text, .. } => (
-                    Class::Untimed,
+                    DisagreementClass::Untimed,
                     format!(
                         "nothing limits the compute time of this pod on GPU {index}, so it may use more than its share: the driver does not report how \
                          long processes keep the GPU busy ({text})"
@@ -481,7 +491,7 @@ impl Core {
     }
 
     /// Mark pods for eviction. A pod stays marked until it ends, because the extender may see the mark later than the program has ended.
-    fn mark_for_eviction(&mut self, facts: &Facts) {
+    fn mark_for_eviction(&mut self, facts: &DecisionFacts) {
         if self.reaction() == Reaction::Evict {
             let escaped = facts.escapes.iter();
             let escaped = escaped.filter(|(_, all)| all.iter().any(Escape::is_serious));
@@ -494,7 +504,7 @@ impl Core {
 
     /// Return the pairs of live pods with a device id of one resource in common: the UID of one pod and the name of the other. Two resources
     /// can have the same ids, if the MIG strategy has changed since the kubelet gave out the first.
-    fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
+    fn double_handouts(&self, handouts: &[Handout], facts: &DecisionFacts) -> Vec<(String, String)> {
         let mut owner: BTreeMap<(&str, &str), &str> = BTreeMap::new();
         let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();
         for (_, handout) in self.granting(handouts) {
@@ -519,13 +529,13 @@ impl Core {
     }
 
     /// Return an event, or `None` if an event of this class was posted for this pod before.
-    pub(super) fn event_once(&mut self, class: Class, uid: &str, text: &str) -> Option<Action> {
+    pub(super) fn event_once(&mut self, class: DisagreementClass, uid: &str, text: &str) -> Option<AgentAction> {
         let pod = match (self.pods.get(uid), self.others.get(uid)) {
             (Some(known), _) => known.pod.key(),
             (None, Some(key)) => key.clone(),
             (None, None) => self.records_of(uid).next()?.pod(),
         };
-        self.reported.insert((class, uid.to_owned())).then(|| Action::Event {
+        self.reported.insert((class, uid.to_owned())).then(|| AgentAction::Event {
             pod,
             uid: uid.to_owned(),
             reason: class.event_reason(),
@@ -534,8 +544,8 @@ impl Core {
     }
 }
 
-fn removes(action: &Action, spec: &str) -> bool {
-    matches!(action, Action::RemoveSpec { name, .. } if name == spec)
+fn removes(action: &AgentAction, spec: &str) -> bool {
+    matches!(action, AgentAction::RemoveSpec { name, .. } if name == spec)
 }
 
 fn shares_text(record: &GrantRecord) -> String {
@@ -548,7 +558,7 @@ fn shares_text(record: &GrantRecord) -> String {
 }
 
 /// Report whether a sign says that the pod uses the GPU without a grant, or too much of it.
-fn is_reported(facts: &Facts, uid: &str, uuid: &str) -> bool {
+fn is_reported(facts: &DecisionFacts, uid: &str, uuid: &str) -> bool {
     let all = facts.escapes.get(uid).into_iter().flatten();
     let mut reports = all.filter(|escape| matches!(escape, Escape::NotGranted { .. } | Escape::Exceeded { .. }));
     reports.any(|escape| escape.uuid() == uuid)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use divvy_model::{DeviceId, Gpu, GpuShare, MiB, PodRequest, WholeKind, names};
 
-use super::Core;
+use super::AgentCore;
 use super::vendor;
 
 /// An extended resource.
@@ -14,7 +14,7 @@ pub struct ResourceSpec {
     /// The device ids.
     pub ids: Ids,
     /// How ids become GPUs.
-    pub grant: Grant,
+    pub grant: GrantSource,
 }
 
 /// What the device ids of a resource stand for.
@@ -30,7 +30,7 @@ pub enum Ids {
 
 /// Which GPUs a container gets for its ids of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grant {
+pub enum GrantSource {
     /// The ids grant no GPU: the resource only shows a number.
     Nothing,
     /// The GPUs of the pod's allocation. A pod without an allocation does not start.
@@ -44,20 +44,20 @@ impl ResourceSpec {
     /// `gpu-mem`: units of shared GPU memory.
     pub const MEMORY: ResourceSpec = ResourceSpec {
         ids: Ids::Units,
-        grant: Grant::Allocation,
+        grant: GrantSource::Allocation,
     };
 
     /// `gpu-count`: the number of shared GPUs.
     pub const COUNT: ResourceSpec = ResourceSpec {
         ids: Ids::Count,
-        grant: Grant::Nothing,
+        grant: GrantSource::Nothing,
     };
 
     /// Return the resource for whole GPUs or MIG devices of a kind.
     pub const fn whole(kind: WholeKind) -> ResourceSpec {
         ResourceSpec {
             ids: Ids::Whole(kind),
-            grant: Grant::AllocationOrIds,
+            grant: GrantSource::AllocationOrIds,
         }
     }
 
@@ -92,7 +92,7 @@ impl ResourceSpec {
 
     /// Report whether a container with ids of this resource gets a GPU.
     pub fn grants(self) -> bool {
-        self.grant != Grant::Nothing
+        self.grant != GrantSource::Nothing
     }
 
     /// Return the containers of a pod that request this resource, in the kubelet's order, and how much each requests.
@@ -137,7 +137,7 @@ impl ResourceSpec {
     }
 }
 
-impl Core {
+impl AgentCore {
     /// Return the resources that this node offers. A node without GPUs offers `gpu-mem` and `gpu-count` with no devices. A resource of which
     /// live containers have devices is offered even if it has no devices now, because the kubelet asks its plugin before they start again.
     pub fn offers(&self) -> Vec<ResourceSpec> {

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Gpu, Held};
 
-use super::{Core, Ids, Key, Known, ResourceSpec};
+use super::{AgentCore, ContainerKey, Ids, PodInCore, ResourceSpec};
 
-impl Core {
+impl AgentCore {
     /// Return exactly `size` ids, or fewer if not enough are available. The ids include all of `must_include`, and as many as
     /// possible lie on one GPU: the GPU of `must_include`, else the GPU of the pod that the call is probably for, else the GPU
     /// with the fewest free ids that still suffice. For a pod with several GPUs, each GPU contributes the same number. Every
@@ -119,7 +119,7 @@ impl Core {
 
     /// Return the container that the kubelet is probably admitting, and its GPUs. It has an allocation. Among several, the pod seen first
     /// wins.
-    fn likely_container(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> Option<(Key, Vec<String>)> {
+    fn likely_container(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> Option<(ContainerKey, Vec<String>)> {
         let mut candidates: Vec<_> = self.candidates(spec, size, must_include).collect();
         candidates.sort_by_key(|(known, _)| known.seq);
         candidates.into_iter().find_map(|(known, container)| {
@@ -133,7 +133,7 @@ impl Core {
             if uuids.is_empty() {
                 return None;
             }
-            let key = Key {
+            let key = ContainerKey {
                 uid: known.pod.uid.clone(),
                 container: container.to_owned(),
             };
@@ -143,7 +143,7 @@ impl Core {
 
     /// Return the containers for which the kubelet may ask for this many ids now, with their pods. The pod is bound here, and is not being
     /// deleted; the container is the pod's first one without a handout.
-    fn candidates(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> impl Iterator<Item = (&Known, &str)> {
+    fn candidates(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> impl Iterator<Item = (&PodInCore, &str)> {
         let size = u64::try_from(size).ok().filter(|size| *size > 0);
         let handouts = move || {
             self.granting(&self.handouts)
@@ -154,7 +154,7 @@ impl Core {
         living.filter_map(move |known| {
             let pod = &known.pod;
             let taken = |container: &str| {
-                let is = |key: &Key| key.uid == pod.uid && key.container == container;
+                let is = |key: &ContainerKey| key.uid == pod.uid && key.container == container;
                 handouts().any(|handout| is(&handout.key))
                     || self
                         .in_flight

@@ -15,11 +15,11 @@ use divvy_model::out_of_service::{GpusOutOfService, name};
 #[derive(Debug, Clone, Default)]
 pub struct Tests {
     /// By the rest of the annotation's name. `None` until the node was read.
-    seen: Option<BTreeMap<String, Seen>>,
+    seen: Option<BTreeMap<String, SeenRun>>,
 }
 
 #[derive(Debug, Clone)]
-struct Seen {
+struct SeenRun {
     run: TestRun,
     /// When the test is over, in milliseconds of the caller's clock; 0 if it was there before the agent.
     end_ms: u64,
@@ -40,7 +40,7 @@ impl Tests {
             },
         };
         let seen = node.tests().iter().map(|(name, run)| {
-            let seen = Seen {
+            let seen = SeenRun {
                 run: run.clone(),
                 end_ms: end_ms(name, run),
             };

@@ -11,7 +11,7 @@ use divvy_model::{Gpu, GrantRecord, Vendor, names};
 use super::NodeFiles;
 
 /// A vendor's rules.
-pub(crate) trait Rules {
+pub(crate) trait VendorRules {
     /// Return the id under which the vendor's own device plugin offers a whole GPU. Exporters of metrics look for this id.
     fn device_id(&self, gpu: &Gpu) -> String;
 
@@ -24,7 +24,7 @@ pub(crate) trait Rules {
     fn shared_devices(&self) -> &'static [&'static str];
 
     /// Return what a container gets for these GPUs. `gpus` are in the order of the record.
-    fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits;
+    fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> VendorEdits;
 
     /// Return the kind of the CDI specs that provide the driver's libraries; `None` if the libraries are in the container's
     /// image.
@@ -33,7 +33,7 @@ pub(crate) trait Rules {
 
 /// What a container gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Edits {
+pub(crate) struct VendorEdits {
     /// Paths of device nodes on the node, which are the same in the container.
     pub(crate) device_nodes: Vec<String>,
     /// Environment variables, in this order.
@@ -44,7 +44,7 @@ pub(crate) struct Edits {
 
 /// Return what a container gets that uses GPUs through device nodes alone, with a program's own libraries. The groups are those of the nodes: a program
 /// that does not run as root needs them, and they differ between distributions.
-fn nodes_with_groups(shared: &[&str], record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
+fn nodes_with_groups(shared: &[&str], record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> VendorEdits {
     let shared = shared.iter().map(|path| (*path).to_owned());
     let own = gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));
     let device_nodes: Vec<String> = shared.chain(own).collect();
@@ -52,7 +52,7 @@ fn nodes_with_groups(shared: &[&str], record: &GrantRecord, gpus: &[&Gpu], node:
         .iter()
         .filter_map(|path| node.devices.get(path).copied().flatten())
         .collect();
-    Edits {
+    VendorEdits {
         device_nodes,
         env: gpushare_env(record, gpus),
         groups: groups.into_iter().collect(),
@@ -86,10 +86,10 @@ fn gpushare_env(record: &GrantRecord, gpus: &[&Gpu]) -> Vec<(&'static str, Strin
 }
 
 /// Return a vendor's rules.
-pub(crate) fn of(vendor: Vendor) -> &'static dyn Rules {
+pub(crate) fn of(vendor: Vendor) -> &'static dyn VendorRules {
     match vendor {
-        Vendor::Nvidia => &nvidia::Nvidia,
-        Vendor::Amd => &amd::Amd,
-        Vendor::Intel => &intel::Intel,
+        Vendor::Nvidia => &nvidia::NvidiaRules,
+        Vendor::Amd => &amd::AmdVendor,
+        Vendor::Intel => &intel::IntelVendor,
     }
 }

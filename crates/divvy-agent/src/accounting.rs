@@ -13,7 +13,7 @@ use crate::clock::next_tick;
 use crate::limiting::Limiting;
 use crate::probe_access::ProbeAccess;
 use crate::shared_core::SharedCore;
-use crate::usage::Usage;
+use crate::usage::KnownUsage;
 
 /// The time between two measurements while the metrics are not read.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub(crate) struct Accounting {
     core: Arc<SharedCore>,
     probe: Arc<ProbeAccess>,
     limiting: Arc<Limiting>,
-    usage: Usage,
+    usage: KnownUsage,
     /// When the driver was asked last for what metrics show.
     asked: Mutex<Option<Instant>>,
     /// Whether the accounts are to be brought up to date with the processes that the next measurement of guarded pods finds.
@@ -40,14 +40,14 @@ impl Accounting {
             core,
             probe,
             limiting,
-            usage: Usage::default(),
+            usage: KnownUsage::default(),
             asked: Mutex::default(),
             is_due: AtomicBool::default(),
         }
     }
 
     /// Return what is known about the use of GPUs.
-    pub(crate) fn usage(&self) -> &Usage {
+    pub(crate) fn usage(&self) -> &KnownUsage {
         &self.usage
     }
 

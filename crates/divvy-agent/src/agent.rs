@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::accounting::Accounting;
 use crate::driver_check::DriverCheck;
-use crate::driver_spec::DriverSpec;
+use crate::driver_spec::DriverSpecKeeper;
 use crate::grants::Grants;
 use crate::guard::Shares;
 use crate::limiting::Limiting;
@@ -38,13 +38,13 @@ pub(crate) struct Agent {
 }
 
 /// From what an agent is made.
-pub(crate) struct Parts {
+pub(crate) struct AgentParts {
     pub(crate) core: Arc<SharedCore>,
     pub(crate) probe: Arc<ProbeAccess>,
     pub(crate) reports: Reports,
     pub(crate) store: Store,
     pub(crate) shares: Shares,
-    pub(crate) driver_spec: DriverSpec,
+    pub(crate) driver_spec: DriverSpecKeeper,
     pub(crate) client: kube::Client,
     pub(crate) node_name: String,
     pub(crate) sys_root: PathBuf,
@@ -54,7 +54,7 @@ pub(crate) struct Parts {
 }
 
 impl Agent {
-    pub(crate) fn new(parts: Parts) -> Agent {
+    pub(crate) fn new(parts: AgentParts) -> Agent {
         let (core, probe) = (parts.core, parts.probe);
         let (reports, store) = (Arc::new(parts.reports), Arc::new(parts.store));
         let pods = Arc::new(OwnPods::new(core.clone(), reports.clone(), parts.client, &parts.node_name));

@@ -36,7 +36,7 @@ Resources advertised to the kubelet:
 The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
 pub struct Args {
     #[command(flatten)]
-    pub settings: Settings,
+    pub settings: AgentSettings,
     /// Read settings from this TOML file; flags and environment variables take precedence
     #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -53,7 +53,7 @@ pub struct Args {
 /// What the flags and the file of `--config` can set. The file is TOML; its keys are the flags' names without the leading dashes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Settings {
+pub struct AgentSettings {
     /// The name of this node in the cluster
     #[arg(long, env = "NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
@@ -78,7 +78,7 @@ pub struct Settings {
     /// The divvy-probe to start, or unix:SOCKET of a running one [default: divvy-probe in this program's directory]
     #[arg(long, env = "DIVVY_PROBE", value_name = "PATH|unix:SOCKET")]
     #[serde(default, deserialize_with = "parsed")]
-    pub probe: Option<Probe>,
+    pub probe: Option<ProbeChoice>,
     /// The driver's libnvidia-ml.so.1, for a probe that the agent starts [default: found by searching]
     #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
@@ -124,7 +124,7 @@ pub struct Settings {
     pub intel_shares: Option<bool>,
     /// How to offer MIG devices; NVIDIA's device plugin must not offer them on this node [default: none]
     #[arg(long, env = "DIVVY_MIG_STRATEGY", value_name = "STRATEGY")]
-    pub mig_strategy: Option<MigStrategy>,
+    pub mig_strategy: Option<MigStrategyArg>,
     /// Where to write labels that describe the node's NVIDIA GPUs, such as nvidia.com/gpu.product [default: off]
     #[arg(long, env = "DIVVY_LABELS", value_name = "WHERE")]
     pub labels: Option<LabelsMode>,
@@ -133,7 +133,7 @@ pub struct Settings {
     pub pod_name: Option<String>,
     /// How to put the GPU into the container [default: auto]
     #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
-    pub device_list_strategy: Option<DeviceListStrategy>,
+    pub device_list_strategy: Option<DeviceDelivery>,
     /// Serve /metrics, /healthz, and /readyz on this address [default: not served]
     #[arg(long, env = "DIVVY_METRICS", value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
@@ -167,7 +167,7 @@ const MOST_SHOWN: usize = 60;
 
 /// Which probe the agent uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Probe {
+pub enum ProbeChoice {
     /// A program that the agent starts, and kills if it hangs.
     Start(PathBuf),
     /// The socket of a probe that runs independently.
@@ -179,7 +179,7 @@ pub enum Probe {
 #[error("{0:?} is neither the path of a program nor unix:SOCKET, such as unix:/run/divvy/probe.sock")]
 pub struct NotAProbe(String);
 
-impl FromStr for Probe {
+impl FromStr for ProbeChoice {
     type Err = NotAProbe;
 
     /// Parse `PATH` or `unix:SOCKET`.
@@ -187,9 +187,9 @@ impl FromStr for Probe {
         let wrong = || NotAProbe(text.to_owned());
         match text.strip_prefix("unix:") {
             Some("") => Err(wrong()),
-            Some(socket) => Ok(Probe::Socket(socket.into())),
+            Some(socket) => Ok(ProbeChoice::Socket(socket.into())),
             None if text.is_empty() => Err(wrong()),
-            None => Ok(Probe::Start(text.into())),
+            None => Ok(ProbeChoice::Start(text.into())),
         }
     }
 }
@@ -197,7 +197,7 @@ impl FromStr for Probe {
 /// How a container gets its GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum DeviceListStrategy {
+pub enum DeviceDelivery {
     /// CDI; advertise nothing if the container runtime is known to lack CDI
     #[default]
     Auto,
@@ -263,7 +263,7 @@ impl From<OnEscape> for Reaction {
 /// How the agent offers MIG devices. The names are those of NVIDIA's device plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum MigStrategy {
+pub enum MigStrategyArg {
     /// Not: a GPU in MIG mode is not offered
     #[default]
     None,
@@ -273,12 +273,12 @@ pub enum MigStrategy {
     Mixed,
 }
 
-impl From<MigStrategy> for divvy_agent_core::MigStrategy {
-    fn from(strategy: MigStrategy) -> Self {
+impl From<MigStrategyArg> for divvy_agent_core::MigStrategy {
+    fn from(strategy: MigStrategyArg) -> Self {
         match strategy {
-            MigStrategy::None => Self::None,
-            MigStrategy::Single => Self::Single,
-            MigStrategy::Mixed => Self::Mixed,
+            MigStrategyArg::None => Self::None,
+            MigStrategyArg::Single => Self::Single,
+            MigStrategyArg::Mixed => Self::Mixed,
         }
     }
 }
@@ -298,11 +298,11 @@ pub enum LabelsMode {
     FeatureFile,
 }
 
-impl Settings {
+impl AgentSettings {
     /// Take from `other` what is not set here.
     #[must_use]
-    pub fn or(self, other: Settings) -> Settings {
-        Settings {
+    pub fn or(self, other: AgentSettings) -> AgentSettings {
+        AgentSettings {
             node_name: self.node_name.or(other.node_name),
             kubeconfig: self.kubeconfig.or(other.kubeconfig),
             context: self.context.or(other.context),
@@ -341,10 +341,10 @@ impl Settings {
     ///
     /// # Errors
     /// It does not exist, cannot be read, or is not understood; with its path.
-    pub fn read(path: &Path) -> Result<Settings, Error> {
+    pub fn read(path: &Path) -> Result<AgentSettings, Error> {
         let origin = format!("--config {}", path.display());
         match std::fs::read_to_string(path) {
-            Ok(text) => Settings::parse(&origin, &text),
+            Ok(text) => AgentSettings::parse(&origin, &text),
             Err(error) => Err(Error::Config {
                 origin,
                 text: format!("cannot be read: {error}"),
@@ -356,7 +356,7 @@ impl Settings {
     ///
     /// # Errors
     /// The line of what is not understood.
-    pub fn parse(origin: &str, text: &str) -> Result<Settings, Error> {
+    pub fn parse(origin: &str, text: &str) -> Result<AgentSettings, Error> {
         toml::from_str(text).map_err(|error| {
             // The error does not always name the key.
             let place = error.span().and_then(|span| {
@@ -391,30 +391,30 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
+    use crate::AgentConfig;
 
     #[test]
     fn a_file_says_what_the_flags_say() {
         let text = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\n\
                     metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n\
                     labels = \"node-feature\"\n";
-        let file = Settings::parse("f", text).expect("readable");
-        let config = Config::merged(Settings::default(), file.clone());
+        let file = AgentSettings::parse("f", text).expect("readable");
+        let config = AgentConfig::merged(AgentSettings::default(), file.clone());
         assert_eq!(config.node_name, "n1");
         assert_eq!(config.memory_unit.mib(), 256);
         assert_eq!(config.reserve_memory, MiB(512));
-        assert_eq!(config.probe, Some(Probe::Socket("/run/p.sock".into())));
+        assert_eq!(config.probe, Some(ProbeChoice::Socket("/run/p.sock".into())));
         assert_eq!(config.health_recovery, Duration::from_secs(120));
         assert_eq!(
             (config.driver_root.as_str(), config.driver_spec, config.labels),
             ("/run/nvidia/driver", DriverSpecMode::Off, LabelsMode::NodeFeature)
         );
         assert_eq!(config.state_dir(), Path::new("/var/lib/kubelet/plugins/divvy.dev"));
-        let flags = Settings {
+        let flags = AgentSettings {
             memory_unit: Some(MemoryUnit::GIB),
-            ..Settings::default()
+            ..AgentSettings::default()
         };
-        let config = Config::merged(flags, file);
+        let config = AgentConfig::merged(flags, file);
         assert_eq!(
             (config.memory_unit, config.node_name.as_str()),
             (MemoryUnit::GIB, "n1"),
@@ -442,10 +442,10 @@ mod tests {
             ("metrics = \"here\"", "metrics"),
             ("= 1", "line 1"),
         ] {
-            let error = Settings::parse("--config f.toml", text).expect_err(text).to_string();
+            let error = AgentSettings::parse("--config f.toml", text).expect_err(text).to_string();
             assert!(error.starts_with("--config f.toml: ") && error.contains(expected), "{error}");
         }
-        let error = Settings::read(Path::new("/nonexistent.toml"))
+        let error = AgentSettings::read(Path::new("/nonexistent.toml"))
             .expect_err("no file")
             .to_string();
         assert!(error.contains("/nonexistent.toml") && error.contains("os error 2"), "{error}");

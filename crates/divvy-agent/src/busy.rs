@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use divvy_hardware::Sample;
+use divvy_hardware::UtilizationSample;
 
 /// A container: its pod's UID, and the container runtime's ID, if it is known.
-pub(crate) type Owner = (String, Option<String>);
+pub(crate) type BusyOwner = (String, Option<String>);
 
 /// The time between two samples as long as it is not known, in microseconds.
 const USUAL: u64 = 1_000_000 / 6;
@@ -19,7 +19,7 @@ const LONGEST: u64 = 1_000_000;
 
 /// What is known about the samples of one GPU. Times are in microseconds, those of samples since 1970, and those of answers on the monotonic clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Samples {
+pub(crate) struct SampleTimes {
     /// When the latest sample was taken.
     last: Option<u64>,
     /// The shortest time between two samples so far, within the limits.
@@ -30,7 +30,7 @@ pub(crate) struct Samples {
     told: Option<u64>,
 }
 
-impl Samples {
+impl SampleTimes {
     /// Return the time since which samples are of interest. `now` is in microseconds since 1970. Older samples are not, because some drivers return the mean
     /// of all samples of a process.
     pub(crate) fn since(&mut self, now: u64) -> u64 {
@@ -41,7 +41,7 @@ impl Samples {
 
     /// Take an answer that came at the time `now`. Return for how many nanoseconds each container kept the GPU busy since the last time that this was
     /// returned, only of containers that used the GPU. Return `None` while the driver may still have to take its next sample.
-    pub(crate) fn take(&mut self, samples: &[Sample], now: u64) -> Option<BTreeMap<Owner, u64>> {
+    pub(crate) fn take(&mut self, samples: &[UtilizationSample], now: u64) -> Option<BTreeMap<BusyOwner, u64>> {
         let unanswered = self.answered.map_or(0, |before| now.saturating_sub(before));
         self.answered = Some(now);
         let mut percent: BTreeMap<u64, BTreeMap<&str, BTreeMap<Option<&str>, u64>>> = BTreeMap::new();
@@ -58,7 +58,7 @@ impl Samples {
             return None;
         }
         self.told = Some(now);
-        let mut busy: BTreeMap<Owner, u64> = BTreeMap::new();
+        let mut busy: BTreeMap<BusyOwner, u64> = BTreeMap::new();
         for (at, pods) in percent {
             let passed = self.last.map(|last| at - last);
             if let Some(passed) = passed {
@@ -93,8 +93,8 @@ mod tests {
     /// The time since 1970 when the monotonic clock was 0.
     const BOOT: u64 = 1_700_000_000_000_000;
 
-    fn sample(pod: &str, at: u64, percent: u32) -> Sample {
-        Sample {
+    fn sample(pod: &str, at: u64, percent: u32) -> UtilizationSample {
+        UtilizationSample {
             pid: 1,
             pod: (!pod.is_empty()).then(|| pod.to_owned()),
             container: None,
@@ -104,7 +104,7 @@ mod tests {
     }
 
     /// What an answer says, in milliseconds.
-    fn take(of: &mut Samples, samples: &[Sample], now: u64) -> Option<Vec<(String, u64)>> {
+    fn take(of: &mut SampleTimes, samples: &[UtilizationSample], now: u64) -> Option<Vec<(String, u64)>> {
         let busy = of.take(samples, now * MS)?;
         Some(busy.into_iter().map(|((pod, _), ns)| (pod, ns / 1_000_000)).collect())
     }
@@ -114,8 +114,8 @@ mod tests {
     }
 
     /// A GPU that had samples at 1,000 and 1,200 ms, and answered at 1,210 ms.
-    fn sampled() -> Samples {
-        let mut of = Samples::default();
+    fn sampled() -> SampleTimes {
+        let mut of = SampleTimes::default();
         of.take(&[sample("", 1000, 1), sample("", 1200, 1)], 1210 * MS)
             .expect("samples");
         of
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_about_the_time_since_the_one_before() {
-        type Case<'a> = (&'a str, &'a [Sample], u64, Option<Vec<(String, u64)>>);
+        type Case<'a> = (&'a str, &'a [UtilizationSample], u64, Option<Vec<(String, u64)>>);
         let cases: &[Case<'_>] = &[
             ("one pod", &[sample("a", 1400, 30)], 1410, is(&[("a", 60)])),
             (
@@ -181,7 +181,7 @@ mod tests {
     /// Each of a pod's containers has its own time.
     #[test]
     fn containers_together_have_at_most_the_whole_gpu() {
-        let of_container = |container: &str, percent: u32| Sample {
+        let of_container = |container: &str, percent: u32| UtilizationSample {
             container: Some(container.to_owned()),
             ..sample("a", 1400, percent)
         };
@@ -195,7 +195,7 @@ mod tests {
     /// Before that, it has no busy time.
     #[test]
     fn a_new_gpu_has_a_short_first_sample() {
-        let mut of = Samples::default();
+        let mut of = SampleTimes::default();
         assert_eq!(of.since(BOOT), BOOT - LONGEST);
         assert_eq!(take(&mut of, &[], 0), is(&[]));
         assert_eq!(take(&mut of, &[], 100), None);
@@ -212,7 +212,7 @@ mod tests {
         let mut of = sampled();
         assert_eq!(of.since(BOOT - 5000 * MS), BOOT - 6000 * MS);
         let busy = of.take(
-            &[Sample {
+            &[UtilizationSample {
                 at: BOOT - 5500 * MS,
                 ..sample("a", 0, 100)
             }],
@@ -228,7 +228,7 @@ mod tests {
             period in 100..1000_u64,
             pauses in prop::collection::vec(50..150_u64, 20..200),
         ) {
-            let mut of = Samples::default();
+            let mut of = SampleTimes::default();
             let (mut now, mut asked, mut sum) = (10_000, 10_000, 0);
             of.take(&[], now * MS).expect("the first");
             for pause in pauses {
@@ -245,10 +245,10 @@ mod tests {
 
         #[test]
         fn no_answer_of_a_probe_is_too_much(samples in prop::collection::vec((any::<u64>(), any::<u32>()), 0..20), times in prop::collection::vec(any::<u64>(), 4)) {
-            let mut of = Samples::default();
+            let mut of = SampleTimes::default();
             for now in times {
                 of.since(now);
-                let samples: Vec<Sample> = samples.iter().map(|(at, percent)| Sample { at: *at, percent: *percent, ..sample("a", 0, 0) }).collect();
+                let samples: Vec<UtilizationSample> = samples.iter().map(|(at, percent)| UtilizationSample { at: *at, percent: *percent, ..sample("a", 0, 0) }).collect();
                 of.take(&samples, now);
             }
         }

@@ -57,7 +57,7 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>
     for root in roots {
         let found = walk(&root, ABOVE_KUBEPODS, false, &mut |cgroup| {
             let populated: &mut BTreeSet<String> = populated.get_or_insert_default();
-            if let Cgroup::Pod(uid, path) = cgroup
+            if let KubeletCgroup::Pod(uid, path) = cgroup
                 && !populated.contains(&uid)
                 && is_populated(path)
             {
@@ -91,7 +91,7 @@ pub(crate) fn pod_cgroups(sys_root: &Path) -> Result<BTreeMap<String, String>, C
     let base = sys_root.join(ROOT);
     let mut found = BTreeMap::new();
     walk(&base, ABOVE_KUBEPODS, false, &mut |cgroup| {
-        if let Cgroup::Pod(uid, path) = cgroup
+        if let KubeletCgroup::Pod(uid, path) = cgroup
             && let Some(relative) = path.strip_prefix(&base).ok().and_then(Path::to_str)
         {
             found.insert(uid, relative.to_owned());
@@ -102,7 +102,7 @@ pub(crate) fn pod_cgroups(sys_root: &Path) -> Result<BTreeMap<String, String>, C
 }
 
 /// A cgroup that the kubelet has created.
-enum Cgroup<'p> {
+enum KubeletCgroup<'p> {
     /// `kubepods`.
     Kubepods,
     /// That of the pod with this UID, and its directory.
@@ -110,7 +110,7 @@ enum Cgroup<'p> {
 }
 
 /// Search a directory and `levels` more levels below it. `inside` is true below `kubepods`.
-fn walk(directory: &Path, levels: usize, inside: bool, found: &mut dyn FnMut(Cgroup<'_>)) -> io::Result<()> {
+fn walk(directory: &Path, levels: usize, inside: bool, found: &mut dyn FnMut(KubeletCgroup<'_>)) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if is_gone(&error) => return Ok(()),
@@ -127,9 +127,9 @@ fn walk(directory: &Path, levels: usize, inside: bool, found: &mut dyn FnMut(Cgr
             continue;
         }
         match cgroup::pod_uid(&name) {
-            Some(uid) if inside => found(Cgroup::Pod(uid, &entry.path())),
+            Some(uid) if inside => found(KubeletCgroup::Pod(uid, &entry.path())),
             _ if !inside && cgroup::is_kubepods(&name) => {
-                found(Cgroup::Kubepods);
+                found(KubeletCgroup::Kubepods);
                 walk(&entry.path(), 1, true, found)?;
             }
             _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, found)?,

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_kube::events::{Events, Note, node_reference, pod_reference};
+use divvy_kube::events::{EventNote, Events, node_reference, pod_reference};
 use divvy_kube::objects::{self, NodeObject, PodObject};
-use divvy_kube::watch::{self, Change};
+use divvy_kube::watch::{self, WatchChange};
 use divvy_kube::{convert, in_words, list};
 use divvy_model::{Inventory, Pod, names};
 use futures::StreamExt;
@@ -43,28 +43,28 @@ pub(crate) async fn follow_pods(
     tokio::pin!(changes);
     while let Some(change) = changes.next().await {
         match change {
-            Change::Apply(object) => {
+            WatchChange::Apply(object) => {
                 usage.name(&object);
                 if let Some(pod) = pod(&object) {
                     pods.apply(pod);
                 }
             }
-            Change::Delete(object) => {
+            WatchChange::Delete(object) => {
                 let gone = object.metadata.uid.as_deref();
                 usage.keep_names(|uid| Some(uid) != gone);
                 pods.delete(gone.unwrap_or_default());
             }
-            Change::Reset(objects) => {
+            WatchChange::Reset(objects) => {
                 let there: BTreeSet<&str> = objects.iter().filter_map(|object| object.metadata.uid.as_deref()).collect();
                 usage.keep_names(|uid| there.contains(uid));
                 objects.iter().for_each(|object| usage.name(object));
                 pods.reset(objects.iter().filter_map(pod).collect());
             }
-            Change::Interrupted(text) => {
+            WatchChange::Interrupted(text) => {
                 pods.set_watched(Some(&text));
                 continue;
             }
-            Change::Resumed => {
+            WatchChange::Resumed => {
                 pods.set_watched(None);
                 continue;
             }
@@ -175,7 +175,7 @@ pub(crate) async fn publish_inventory(
                     reports.ready.clear("node");
                     done = Arc::from("");
                 }
-                Some(Change::Interrupted(text)) => reports.ready.set(
+                Some(WatchChange::Interrupted(text)) => reports.ready.set(
                     "node",
                     format!("the watch of node {node} was interrupted, so the agent would not notice if its inventory were removed: {text}"),
                 ),
@@ -186,7 +186,7 @@ pub(crate) async fn publish_inventory(
     }
 }
 
-fn check_node(own: &OwnNode, change: &Change<NodeObject>) {
+fn check_node(own: &OwnNode, change: &WatchChange<NodeObject>) {
     let check = |object: &NodeObject| {
         own.check(&convert::node(object));
         let labels = Some(object.metadata.labels.clone().unwrap_or_default());
@@ -197,15 +197,15 @@ fn check_node(own: &OwnNode, change: &Change<NodeObject>) {
         });
     };
     match change {
-        Change::Apply(object) => check(object),
-        Change::Reset(objects) => objects.iter().for_each(check),
-        Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => {}
+        WatchChange::Apply(object) => check(object),
+        WatchChange::Reset(objects) => objects.iter().for_each(check),
+        WatchChange::Delete(_) | WatchChange::Interrupted(_) | WatchChange::Resumed => {}
     }
 }
 
 /// Report whether a change shows that the node's inventory differs from this text. An event from before the agent's own write
 /// counts as well: the agent then writes the same text once more, which is harmless.
-fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
+fn lacks(change: &WatchChange<NodeObject>, text: &str) -> bool {
     let differs = |object: &NodeObject| {
         let annotations = object.metadata.annotations.as_ref();
         annotations
@@ -214,10 +214,10 @@ fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
             != Some(text)
     };
     match change {
-        Change::Apply(object) => differs(object),
-        Change::Reset(objects) => objects.iter().any(differs),
+        WatchChange::Apply(object) => differs(object),
+        WatchChange::Reset(objects) => objects.iter().any(differs),
         // Without the node's object there is nothing to write to. A new object arrives as `Apply`.
-        Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => false,
+        WatchChange::Delete(_) | WatchChange::Interrupted(_) | WatchChange::Resumed => false,
     }
 }
 
@@ -257,7 +257,7 @@ pub(crate) async fn publish_events(
             Some((pod, uid)) => pod_reference(&pod.namespace, &pod.name, uid),
             None => node_reference(&node),
         };
-        let note = Note {
+        let note = EventNote {
             warning,
             reason: reason.to_owned(),
             action: "Reconciling".to_owned(),

@@ -9,12 +9,12 @@ use divvy_model::{MemoryUnit, MiB, Vendor};
 use divvy_nvidia_plugin::HealthChecks;
 
 use crate::Error;
-use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, OnEscape, Probe, Settings};
+use crate::args::{AgentSettings, DeviceDelivery, DriverSpecMode, GuardMode, LabelsMode, MigStrategyArg, OnEscape, ProbeChoice};
 use crate::metrics::Allow;
 
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct AgentConfig {
     /// `--kubeconfig`. `None` means `KUBECONFIG`, then `~/.kube/config`, then the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// `--context`, the context within the kubeconfig.
@@ -30,7 +30,7 @@ pub struct Config {
     /// `--sys-root`: the directory that contains the node's `/sys`, `/proc`, `/dev`, and `/etc/cdi`.
     pub sys_root: PathBuf,
     /// `--probe`. `None` means that the agent starts the `divvy-probe` next to its own executable.
-    pub probe: Option<Probe>,
+    pub probe: Option<ProbeChoice>,
     /// `--nvml-library`: passed to a probe that the agent starts.
     pub nvml_library: Option<PathBuf>,
     /// `--driver-root`: the driver's root directory, as a path below `sys_root`.
@@ -54,22 +54,22 @@ pub struct Config {
     /// `--amd-shares`, `--intel-shares`: the vendors whose GPUs are shared although they are not by default.
     pub also_shared: BTreeSet<Vendor>,
     /// `--mig-strategy`: how MIG devices are offered.
-    pub mig_strategy: MigStrategy,
+    pub mig_strategy: MigStrategyArg,
     /// `--labels`: where the labels of the node's NVIDIA GPUs are written.
     pub labels: LabelsMode,
     /// `--pod-name`: the pod that owns the NodeFeature object of `--labels node-feature`.
     pub pod_name: Option<String>,
     /// `--device-list-strategy`: how containers get their GPUs.
-    pub device_list_strategy: DeviceListStrategy,
+    pub device_list_strategy: DeviceDelivery,
     /// `--metrics`: the address that serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
     pub metrics: Option<SocketAddr>,
     /// `--dcgm-metrics`: whether the same address serves `/metrics/dcgm`.
     pub dcgm_metrics: bool,
-    /// `--metrics-allow`: the names of the metrics that are served. [`Config::allow`] parses them.
+    /// `--metrics-allow`: the names of the metrics that are served. [`AgentConfig::allow`] parses them.
     pub metrics_allow: String,
     /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
-    /// `--disable-health-checks`: the XIDs that do not make a GPU fail. [`Config::health_checks`] parses them.
+    /// `--disable-health-checks`: the XIDs that do not make a GPU fail. [`AgentConfig::health_checks`] parses them.
     pub disable_health_checks: String,
     /// `--enable-health-checks`: the XIDs that make a GPU fail all the same.
     pub enable_health_checks: String,
@@ -78,21 +78,21 @@ pub struct Config {
     pub probe_interval: Duration,
 }
 
-impl Config {
+impl AgentConfig {
     /// Return a configuration with all defaults. Only the node's name has no default.
-    pub fn new(node_name: impl Into<String>) -> Config {
-        let flags = Settings {
+    pub fn new(node_name: impl Into<String>) -> AgentConfig {
+        let flags = AgentSettings {
             node_name: Some(node_name.into()),
-            ..Settings::default()
+            ..AgentSettings::default()
         };
-        Config::merged(flags, Settings::default())
+        AgentConfig::merged(flags, AgentSettings::default())
     }
 
     /// Merge the flags and environment variables with the file of `--config`. Flags and environment variables take precedence.
     /// Defaults fill what neither sets.
-    pub fn merged(flags: Settings, file: Settings) -> Config {
+    pub fn merged(flags: AgentSettings, file: AgentSettings) -> AgentConfig {
         let set = flags.or(file);
-        Config {
+        AgentConfig {
             kubeconfig: set.kubeconfig,
             context: set.context,
             node_name: set.node_name.unwrap_or_default(),
@@ -154,7 +154,7 @@ impl Config {
 
     /// Report whether MIG devices are offered.
     pub fn offers_mig(&self) -> bool {
-        self.mig_strategy != MigStrategy::None
+        self.mig_strategy != MigStrategyArg::None
     }
 
     /// Return the directory for the agent's own files.
@@ -211,7 +211,7 @@ impl Config {
                 ),
             );
         }
-        if self.device_list_strategy == DeviceListStrategy::Envvar {
+        if self.device_list_strategy == DeviceDelivery::Envvar {
             return wrong(
                 "--device-list-strategy envvar",
                 "this version supports only CDI; environment variables will come with the compatibility mode for gpushare. Use \
@@ -237,12 +237,12 @@ mod tests {
     fn the_gpus_of_a_vendor_are_shared_as_its_own_flag_says() {
         let flags = [None, Some(false), Some(true)];
         for (amd, intel) in flags.into_iter().flat_map(|amd| flags.map(|intel| (amd, intel))) {
-            let set = Settings {
+            let set = AgentSettings {
                 amd_shares: amd,
                 intel_shares: intel,
-                ..Settings::default()
+                ..AgentSettings::default()
             };
-            let shared = Config::merged(Settings::default(), set).also_shared;
+            let shared = AgentConfig::merged(AgentSettings::default(), set).also_shared;
             let is_shared = |vendor: Vendor| shared.contains(&vendor);
             assert_eq!(
                 (is_shared(Vendor::Amd), is_shared(Vendor::Intel)),
@@ -254,24 +254,24 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused_with_a_sentence() {
-        let mut config = Config::new("n1");
+        let mut config = AgentConfig::new("n1");
         assert!(config.check().is_ok());
-        config.device_list_strategy = DeviceListStrategy::Envvar;
+        config.device_list_strategy = DeviceDelivery::Envvar;
         let text = config.check().expect_err("not in this version").to_string();
         assert!(text.contains("CDI") && text.contains("auto or cdi"), "{text}");
-        assert!(Config::new("").check().is_err());
-        let mut config = Config::new("n1");
+        assert!(AgentConfig::new("").check().is_err());
+        let mut config = AgentConfig::new("n1");
         config.disable_health_checks = "79,none".to_owned();
         let text = config.check().expect_err("no XID").to_string();
         assert!(
             text.contains("--disable-health-checks") && text.contains("\"none\""),
             "{text}"
         );
-        let mut config = Config::new("n1");
+        let mut config = AgentConfig::new("n1");
         config.metrics_allow = "divvy_gpu_info,divvy_gpu_inf".to_owned();
         let text = config.check().expect_err("no metric").to_string();
         assert!(text.contains("--metrics-allow") && text.contains("divvy_gpu_info"), "{text}");
-        let mut config = Config::new("n1");
+        let mut config = AgentConfig::new("n1");
         config.driver_root = "run/nvidia/driver".to_owned();
         let text = config.check().expect_err("relative").to_string();
         assert!(

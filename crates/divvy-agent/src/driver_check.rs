@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use divvy_cdi::driver_spec::Place;
+use divvy_cdi::driver_spec::NvmlGpu;
 use tracing::{info, warn};
 
-use crate::driver_spec::{self, Checked, DriverSpec, News};
+use crate::driver_spec::{self, CheckedSpec, DriverSpecKeeper, News};
 use crate::probe_access::{ProbeAccess, answered};
 use crate::reports::Reports;
 use crate::shared_core::SharedCore;
@@ -17,13 +17,13 @@ pub(crate) struct DriverCheck {
     pub(crate) probe: Arc<ProbeAccess>,
     pub(crate) reports: Arc<Reports>,
     pub(crate) store: Arc<Store>,
-    pub(crate) spec: DriverSpec,
+    pub(crate) spec: DriverSpecKeeper,
 }
 
 impl DriverCheck {
     /// Set the GPUs and MIG devices that the driver reports: the driver's spec names the MIG devices instead of a GPU in MIG mode. Report whether they
     /// changed.
-    pub(crate) fn set_places(&self, places: Vec<Place>) -> bool {
+    pub(crate) fn set_places(&self, places: Vec<NvmlGpu>) -> bool {
         self.spec.set_places(places)
     }
 
@@ -51,7 +51,7 @@ impl DriverCheck {
     }
 
     /// Return the state of the driver's specs, or `None` if it is unknown at the moment.
-    async fn checked(self: &Arc<Self>) -> Option<Checked> {
+    async fn checked(self: &Arc<Self>) -> Option<CheckedSpec> {
         let probe = self.probe.get()?;
         let question = self
             .blocking(|this| {

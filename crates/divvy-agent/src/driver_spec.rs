@@ -6,16 +6,18 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use divvy_cdi::Format;
-use divvy_cdi::driver_spec::Place;
+use divvy_cdi::SpecFormat;
+use divvy_cdi::driver_spec::NvmlGpu;
 use divvy_cdi::stale;
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec as Made};
-use divvy_hardware::{Code, Failure};
+use divvy_hardware::{Failure, FailureCode};
 use divvy_model::Vendor;
 
 use crate::files::FileError;
-use crate::store::{DriverSpecs, Stamp, Store};
-use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, SpecFile, Step, Trouble, Verdict, decide};
+use crate::store::{DriverSpecs, FileStamp, Store};
+use divvy_agent_core::driver_spec::{
+    Attempt, Basis, DriverSpecStep, DriverSpecTrouble, DriverSpecVerdict, ObservedNode, Own, SpecFile, decide,
+};
 
 /// The vendor whose driver's libraries come from a CDI spec.
 pub(crate) const VENDOR: Vendor = Vendor::Nvidia;
@@ -25,19 +27,19 @@ const MOST_PATHS: usize = 256 * 1024;
 
 /// What the agent has done so far, and what it knows from sources other than the probe's answers.
 #[derive(Debug)]
-pub(crate) struct DriverSpec {
+pub(crate) struct DriverSpecKeeper {
     auto: bool,
     mig_devices: bool,
     /// The GPUs and their MIG devices.
-    places: Mutex<Vec<Place>>,
-    state: Mutex<State>,
+    places: Mutex<Vec<NvmlGpu>>,
+    state: Mutex<DriverSpecState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DriverSpecState {
     last: Option<Attempt>,
     /// The stamp of the agent's own file after the last attempt.
-    made: Option<Stamp>,
+    made: Option<FileStamp>,
     /// The notes from the last time that the agent's own file was made.
     notes: Vec<String>,
     /// The text of the last reported problem, while the problem exists.
@@ -48,7 +50,7 @@ struct State {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// A problem that an operator must solve.
-    Trouble(Trouble),
+    Trouble(DriverSpecTrouble),
     /// The agent made a spec.
     Made(String),
     /// The agent removed its own spec.
@@ -59,16 +61,16 @@ pub(crate) enum News {
 
 /// The result of a check.
 #[derive(Debug, Default)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedSpec {
     /// Set if containers get no libraries, or the wrong ones.
-    pub(crate) trouble: Option<Trouble>,
+    pub(crate) trouble: Option<DriverSpecTrouble>,
     /// News that was not reported before.
     pub(crate) news: Vec<News>,
 }
 
 /// The question for the probe, and the specs that it asks about.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct DriverSpecQuestion {
     specs: Arc<DriverSpecs>,
     pub(crate) asked: DriverQuestion,
 }
@@ -76,15 +78,15 @@ pub(crate) struct Question {
 /// A spec that the probe should make.
 #[derive(Debug)]
 pub(crate) struct SpecOrder {
-    seen: Observed,
-    trouble: Trouble,
+    seen: ObservedNode,
+    trouble: DriverSpecTrouble,
     pub(crate) basis: Basis,
 }
 
-impl DriverSpec {
+impl DriverSpecKeeper {
     /// Create the state for `--driver-spec` and `--mig-strategy`.
-    pub(crate) fn new(auto: bool, mig_devices: bool) -> DriverSpec {
-        DriverSpec {
+    pub(crate) fn new(auto: bool, mig_devices: bool) -> DriverSpecKeeper {
+        DriverSpecKeeper {
             auto,
             mig_devices,
             places: Mutex::default(),
@@ -93,7 +95,7 @@ impl DriverSpec {
     }
 
     /// Store the GPUs and the MIG devices that the driver's library reports, for the next check. Report whether they changed.
-    pub(crate) fn set_places(&self, places: Vec<Place>) -> bool {
+    pub(crate) fn set_places(&self, places: Vec<NvmlGpu>) -> bool {
         let mut known = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = *known != places;
         *known = places;
@@ -102,7 +104,7 @@ impl DriverSpec {
 
     /// Build the question for the probe. `None` if there is no GPU. `driver` is the version that the driver's library reports. Blocks
     /// on files.
-    pub(crate) fn question(&self, store: &Store, driver: &str) -> Option<Question> {
+    pub(crate) fn question(&self, store: &Store, driver: &str) -> Option<DriverSpecQuestion> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if places.is_empty() {
             return None;
@@ -119,7 +121,7 @@ impl DriverSpec {
             gpus: places,
             paths: paths.cloned().collect(),
         };
-        Some(Question { asked, specs })
+        Some(DriverSpecQuestion { asked, specs })
     }
 
     /// Decide from the probe's answer, and carry out every verdict that needs no new spec. An `Err` asks the caller to have a
@@ -127,13 +129,13 @@ impl DriverSpec {
     pub(crate) fn check(
         &self,
         store: &Store,
-        question: Question,
+        question: DriverSpecQuestion,
         answer: Result<DriverFiles, Failure>,
-    ) -> Result<Option<Checked>, Box<SpecOrder>> {
+    ) -> Result<Option<CheckedSpec>, Box<SpecOrder>> {
         let (files, blind) = match answer {
             Ok(files) => (files, None),
             // A probe that does not know this question: agent and probe are not always upgraded at the same time.
-            Err(failure) if failure.code == Code::Protocol => {
+            Err(failure) if failure.code == FailureCode::Protocol => {
                 let text = "divvy-probe is older than the agent and cannot check the driver's files".to_owned();
                 (blind(&question.asked), Some(text))
             }
@@ -149,27 +151,27 @@ impl DriverSpec {
         let verdict = decide(&seen);
         match (verdict, seen.basis.clone()) {
             (
-                Verdict {
-                    step: Step::Make(trouble),
+                DriverSpecVerdict {
+                    step: DriverSpecStep::Make(trouble),
                     ..
                 },
                 Some(basis),
             ) => Err(Box::new(SpecOrder { seen, trouble, basis })),
-            (verdict, _) => Ok(Some(self.done(store, &seen, verdict, Checked::default()))),
+            (verdict, _) => Ok(Some(self.done(store, &seen, verdict, CheckedSpec::default()))),
         }
     }
 
     /// Continue after the probe has made the spec or has failed to make it. Blocks on files.
-    pub(crate) fn made(&self, store: &Store, wanted: SpecOrder, made: Result<Made, Failure>) -> Option<Checked> {
+    pub(crate) fn made(&self, store: &Store, wanted: SpecOrder, made: Result<Made, Failure>) -> Option<CheckedSpec> {
         let SpecOrder {
             mut seen,
             trouble,
             basis,
         } = wanted;
-        let mut checked = Checked::default();
+        let mut checked = CheckedSpec::default();
         let written = match made {
             Ok(made) => self.write(store, made).map_err(|error| error.to_string()),
-            Err(failure) if failure.code == Code::DriverFiles => Err(failure.text),
+            Err(failure) if failure.code == FailureCode::DriverFiles => Err(failure.text),
             Err(failure) => {
                 tracing::debug!("the CDI spec of the driver could not be made: {failure}");
                 return None;
@@ -201,9 +203,9 @@ impl DriverSpec {
         Some(self.done(store, &seen, verdict, checked))
     }
 
-    fn done(&self, store: &Store, seen: &Observed, verdict: Verdict, mut checked: Checked) -> Checked {
+    fn done(&self, store: &Store, seen: &ObservedNode, verdict: DriverSpecVerdict, mut checked: CheckedSpec) -> CheckedSpec {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if verdict.step == Step::Remove {
+        if verdict.step == DriverSpecStep::Remove {
             match store.remove_driver_spec() {
                 Ok(()) => {
                     state.last = None;
@@ -212,7 +214,7 @@ impl DriverSpec {
                 }
                 Err(error) => {
                     let text = format!("{} is no longer needed, but could not be removed: {error}", seen.own_path);
-                    report(&mut state, &mut checked, Trouble { stale: false, text });
+                    report(&mut state, &mut checked, DriverSpecTrouble { stale: false, text });
                     return checked;
                 }
             }
@@ -225,7 +227,14 @@ impl DriverSpec {
         checked
     }
 
-    fn see(&self, store: &Store, state: &State, question: &Question, found: DriverFiles, blind: Option<String>) -> Observed {
+    fn see(
+        &self,
+        store: &Store,
+        state: &DriverSpecState,
+        question: &DriverSpecQuestion,
+        found: DriverFiles,
+        blind: Option<String>,
+    ) -> ObservedNode {
         let gone: BTreeSet<&String> = found.missing.iter().collect();
         let missing = |spec| {
             let paths = stale::host_paths(spec).into_iter();
@@ -245,7 +254,7 @@ impl DriverSpec {
             devices: file.spec.devices.iter().map(|device| device.name.clone()).collect(),
             missing: missing(&file.spec),
         });
-        Observed {
+        ObservedNode {
             auto: self.auto,
             mig_devices: self.mig_devices,
             searched: found.looked_at,
@@ -261,7 +270,7 @@ impl DriverSpec {
     /// Write the spec if the file has a different text. If the file or the spec's notes changed, return the text to report: the
     /// notes, or an empty string.
     fn write(&self, store: &Store, made: Made) -> Result<Option<String>, FileError> {
-        let written = store.write_driver_spec(&made.spec.print(Format::Json))?;
+        let written = store.write_driver_spec(&made.spec.print(SpecFormat::Json))?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = written.written || made.notes != state.notes;
         let text = if made.notes.is_empty() {
@@ -277,7 +286,7 @@ impl DriverSpec {
 
 /// Return what the agent knows without the probe.
 fn blind(asked: &DriverQuestion) -> DriverFiles {
-    let gpus = asked.gpus.iter().map(|gpu| divvy_cdi::generate::nvidia::Gpu {
+    let gpus = asked.gpus.iter().map(|gpu| divvy_cdi::generate::nvidia::NvidiaGpu {
         index: gpu.index,
         uuid: Some(gpu.uuid.clone()),
         minor: gpu.minor,
@@ -296,7 +305,7 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
 }
 
 /// Report a problem, unless it is the same as the last one reported.
-fn report(state: &mut State, checked: &mut Checked, trouble: Trouble) {
+fn report(state: &mut DriverSpecState, checked: &mut CheckedSpec, trouble: DriverSpecTrouble) {
     if state.told.as_ref() != Some(&trouble.text) {
         state.told = Some(trouble.text.clone());
         checked.news.push(News::Trouble(trouble.clone()));

@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_agent_core::{Action, Class, Core, Facts, Key, Limit, PreStart, ResourceSpec};
-use divvy_cdi::driver_spec::Place;
+use divvy_agent_core::{
+    AgentAction, AgentCore, ContainerKey, DecisionFacts, DisagreementClass, LimitStep, PreStart, ResourceSpec,
+};
+use divvy_cdi::driver_spec::NvmlGpu;
 use divvy_kubelet::plugin;
 use divvy_model::{MiB, PodKey};
 use tokio::sync::Notify;
@@ -36,7 +38,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What remains after a reconciliation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum AfterReconcile {
     /// Nothing is pending.
     AtRest,
     /// Containers without a pod object hold memory. The agent checks every second whether they have ended.
@@ -59,7 +61,7 @@ pub(crate) struct Grants {
     /// Notified when the next reconciliation should run soon.
     look: Notify,
     /// The disagreements that the last reconciliation found, to log only changes.
-    disagreements: Mutex<BTreeMap<Class, u64>>,
+    disagreements: Mutex<BTreeMap<DisagreementClass, u64>>,
 }
 
 impl Grants {
@@ -91,7 +93,7 @@ impl Grants {
     }
 
     /// Set the GPUs and MIG devices that the driver reports. The driver's spec names the MIG devices instead of a GPU in MIG mode.
-    pub(crate) fn set_places(&self, places: Vec<Place>) {
+    pub(crate) fn set_places(&self, places: Vec<NvmlGpu>) {
         if self.driver.set_places(places) {
             self.look_soon();
         }
@@ -112,9 +114,9 @@ impl Grants {
     }
 
     /// Answer Allocate with the names of CDI devices.
-    pub(crate) fn allocate(&self, spec: ResourceSpec, ids: &[String]) -> Result<Vec<String>, plugin::Refusal> {
+    pub(crate) fn allocate(&self, spec: ResourceSpec, ids: &[String]) -> Result<Vec<String>, plugin::CallRefusal> {
         let allocated = self.core.lock().allocate(spec, ids);
-        let cdi_devices = allocated.map_err(|error| plugin::Refusal::invalid(error.to_string()))?;
+        let cdi_devices = allocated.map_err(|error| plugin::CallRefusal::invalid(error.to_string()))?;
         if spec.grants() {
             // The handed-out ids decide which ids stay healthy.
             self.publishing.publish();
@@ -125,10 +127,10 @@ impl Grants {
 
     /// Perform the actions on files in order and commit each to the core. Stop at the first that fails. Return the steps that hold a pod to its share, which
     /// are to be taken without the lock of the grants.
-    fn perform(&self, actions: Vec<Action>) -> Result<Vec<Limit>, FileError> {
+    fn perform(&self, actions: Vec<AgentAction>) -> Result<Vec<LimitStep>, FileError> {
         let mut limits = Vec::new();
         for action in actions {
-            if let Action::Limit(limit) = action {
+            if let AgentAction::Limit(limit) = action {
                 limits.push(limit);
                 continue;
             }
@@ -141,7 +143,7 @@ impl Grants {
 
     /// Answer one PreStartContainer call. Repeat the decision while a fact is not known yet.
     #[instrument(skip_all, fields(resource = %spec.name(), uid = Empty, pod = Empty, container = Empty))]
-    pub(crate) async fn pre_start(self: &Arc<Self>, spec: ResourceSpec, ids: Vec<String>) -> Result<(), plugin::Refusal> {
+    pub(crate) async fn pre_start(self: &Arc<Self>, spec: ResourceSpec, ids: Vec<String>) -> Result<(), plugin::CallRefusal> {
         let started = Instant::now();
         let (outcome, result) = self.try_pre_start(spec, ids, started).await;
         self.reports.metrics.pre_start(outcome, started.elapsed());
@@ -156,8 +158,8 @@ impl Grants {
         spec: ResourceSpec,
         ids: Vec<String>,
         started: Instant,
-    ) -> (&'static str, Result<(), plugin::Refusal>) {
-        let call = Arc::new(Call {
+    ) -> (&'static str, Result<(), plugin::CallRefusal>) {
+        let call = Arc::new(PreStartCall {
             spec,
             ids,
             named: Once::new(),
@@ -169,16 +171,16 @@ impl Grants {
                 Ok(Decided::Granted(limits)) => {
                     return match self.limiting.limit(limits).await {
                         Ok(()) => ("granted", Ok(())),
-                        Err(error) => ("not_limited", Err(plugin::Refusal::not_yet(error.to_string()))),
+                        Err(error) => ("not_limited", Err(plugin::CallRefusal::not_yet(error.to_string()))),
                     };
                 }
-                Ok(Decided::Refused(label, text)) => return (label, Err(plugin::Refusal::not_yet(text))),
+                Ok(Decided::Refused(label, text)) => return (label, Err(plugin::CallRefusal::not_yet(text))),
                 Ok(Decided::Wait(label, text)) => (label, text),
-                Err(error) => return ("files", Err(plugin::Refusal::not_yet(error.to_string()))),
+                Err(error) => return ("files", Err(plugin::CallRefusal::not_yet(error.to_string()))),
             };
             let left = PATIENCE.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return (reason, Err(plugin::Refusal::not_yet(text)));
+                return (reason, Err(plugin::CallRefusal::not_yet(text)));
             }
             if !fresh {
                 match self.pods.list(left.min(LIST_TIMEOUT)).await {
@@ -189,7 +191,7 @@ impl Grants {
                     Err(error) => text = format!("{text}; {error}"),
                 }
                 if started.elapsed() >= PATIENCE {
-                    return (reason, Err(plugin::Refusal::not_yet(text)));
+                    return (reason, Err(plugin::CallRefusal::not_yet(text)));
                 }
             }
             debug!("a container's start is waiting: {text}");
@@ -200,7 +202,7 @@ impl Grants {
         }
     }
 
-    async fn decide(self: &Arc<Self>, call: &Arc<Call>, fresh: bool) -> Result<Decided, Undecided> {
+    async fn decide(self: &Arc<Self>, call: &Arc<PreStartCall>, fresh: bool) -> Result<Decided, Undecided> {
         let guard = self.lock.clone().lock_owned().await;
         let (grants, call, span) = (self.clone(), call.clone(), Span::current());
         // If the kubelet cancels the call, this still runs to its end, so that record and spec are never half-written.
@@ -214,7 +216,7 @@ impl Grants {
         decided
     }
 
-    fn decide_blocking(&self, call: &Call, fresh: bool) -> Result<Decided, Undecided> {
+    fn decide_blocking(&self, call: &PreStartCall, fresh: bool) -> Result<Decided, Undecided> {
         let facts = self.facts.read(fresh);
         let answer = {
             let mut core = self.core.lock();
@@ -227,14 +229,14 @@ impl Grants {
         match answer {
             PreStart::Granted {
                 actions,
-                key: Key { container, .. },
+                key: ContainerKey { container, .. },
                 pod,
                 gpus,
                 steered_wrong,
                 shared_ids,
             } => {
-                let gave = actions.iter().any(|action| matches!(action, Action::WriteRecord(_)));
-                if !actions.iter().any(|action| matches!(action, Action::WriteSpec { .. })) {
+                let gave = actions.iter().any(|action| matches!(action, AgentAction::WriteRecord(_)));
+                if !actions.iter().any(|action| matches!(action, AgentAction::WriteSpec { .. })) {
                     info!(%pod, %container, "the kubelet's recorded answer comes from another plugin: the agent writes no CDI spec");
                 }
                 let limits = match self.perform(actions) {
@@ -260,7 +262,7 @@ impl Grants {
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
     #[instrument(skip_all)]
-    pub(crate) async fn reconcile(self: &Arc<Self>, ask_driver: bool) -> After {
+    pub(crate) async fn reconcile(self: &Arc<Self>, ask_driver: bool) -> AfterReconcile {
         let in_use = if ask_driver {
             self.probe.processes().await.map(|processes| memory_in_use(&processes))
         } else {
@@ -283,11 +285,11 @@ impl Grants {
             Ok(Err(error)) => {
                 warn!(%error, "a reconciliation could not be completed; the agent tries again");
                 self.reports.ready.set("files", error.to_string());
-                After::AtRest
+                AfterReconcile::AtRest
             }
             Err(error) => {
                 warn!(%error, "a reconciliation failed");
-                After::AtRest
+                AfterReconcile::AtRest
             }
         };
         self.publishing.publish();
@@ -299,8 +301,8 @@ impl Grants {
     fn reconcile_blocking(
         &self,
         memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
-    ) -> Result<(After, BTreeSet<String>), FileError> {
-        let facts = Facts {
+    ) -> Result<(AfterReconcile, BTreeSet<String>), FileError> {
+        let facts = DecisionFacts {
             specs: self.store.specs()?,
             memory_in_use,
             escapes: self.limiting.escapes(),
@@ -321,9 +323,9 @@ impl Grants {
         for (class, count) in &found.classes {
             match class {
                 // A lasting disagreement is logged once and counted each time.
-                class if before.get(class) == Some(count) && *class != Class::GrantEnded => {}
-                Class::GrantEnded => info!(count, "grants ended: their pods have ended and their processes are gone"),
-                Class::HeldWithoutPod => debug!(count, "containers without a pod object hold memory"),
+                class if before.get(class) == Some(count) && *class != DisagreementClass::GrantEnded => {}
+                DisagreementClass::GrantEnded => info!(count, "grants ended: their pods have ended and their processes are gone"),
+                DisagreementClass::HeldWithoutPod => debug!(count, "containers without a pod object hold memory"),
                 class => warn!(
                     count,
                     class = class.label(),
@@ -338,21 +340,28 @@ impl Grants {
             let core = self.core.lock();
             gone.retain(|uid| core.is_gone(uid, &facts));
         }
-        Ok((if held { After::MemoryHeld } else { After::AtRest }, gone))
+        Ok((
+            if held {
+                AfterReconcile::MemoryHeld
+            } else {
+                AfterReconcile::AtRest
+            },
+            gone,
+        ))
     }
 }
 
 /// A PreStartContainer call.
-struct Call {
+struct PreStartCall {
     spec: ResourceSpec,
     ids: Vec<String>,
     /// Whether the call's span names the container. The span can take that once.
     named: Once,
 }
 
-impl Call {
+impl PreStartCall {
     /// Name the container in the call's span, as far as the ids tell. Containers of one pod may have the same ids.
-    fn name(&self, core: &Core) {
+    fn name(&self, core: &AgentCore) {
         let holders = core.holders(self.spec, &self.ids);
         let Some((first, others)) = holders.split_first() else {
             return;
@@ -388,7 +397,7 @@ enum Undecided {
 
 enum Decided {
     /// The steps that hold the pod to its share.
-    Granted(Vec<Limit>),
+    Granted(Vec<LimitStep>),
     Refused(&'static str, String),
     Wait(&'static str, String),
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_cdi::driver_spec::Place;
-use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
-use divvy_hardware::health::{Settings, Tracker, Verdict};
+use divvy_cdi::driver_spec::NvmlGpu;
+use divvy_hardware::client::{ProbeClient, ProbeSource as Where, ProbeTiming, Spawn, Update};
+use divvy_hardware::health::{HealthVerdict, RecoverySettings, Tracker};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::limits::NODE_GPUS;
 use divvy_model::out_of_service::{GpusOutOfService, is_out_of_service, out_of_service_key};
@@ -15,18 +15,18 @@ use divvy_model::{Enforcement, Gpu, Health, Inventory, MiB, MigDevice, Partition
 use divvy_nvidia_plugin::HealthChecks;
 use tracing::{info, warn};
 
-use divvy_agent_core::{Offer, Tests};
+use divvy_agent_core::{GpuOffer, Tests};
 
-use crate::args::{LabelsMode, Probe};
+use crate::args::{LabelsMode, ProbeChoice};
 use crate::grants::Grants;
 use crate::health_change::HealthChange;
-use crate::labels::Seen;
+use crate::labels::SeenGpus;
 use crate::own_node::OwnNode;
 use crate::probe_access::ProbeAccess;
 use crate::publishing::Publishing;
 use crate::reports::Reports;
 use crate::shared_core::SharedCore;
-use crate::{Config, Error, cgroups, driver_spec};
+use crate::{AgentConfig, Error, cgroups, driver_spec};
 
 /// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ const MPS_GRACE: Duration = Duration::from_secs(30);
 const MISNAMED_SHOWN: usize = 4;
 
 /// All GPUs that this process has seen, and all GPUs that grants on disk use.
-struct Machine {
+struct AgentMachine {
     tracker: Tracker,
     /// Which XIDs make an NVIDIA GPU fail.
     checks: HealthChecks,
@@ -65,7 +65,7 @@ struct Machine {
 }
 
 /// Where the news of the drivers go.
-pub(crate) struct Outlets {
+pub(crate) struct NewsOutlets {
     pub(crate) core: Arc<SharedCore>,
     pub(crate) probe: Arc<ProbeAccess>,
     pub(crate) reports: Arc<Reports>,
@@ -82,16 +82,16 @@ pub(crate) struct Outlets {
 /// # Errors
 /// The memory unit does not fit this node.
 pub(crate) async fn follow(
-    to: Outlets,
-    config: Config,
+    to: NewsOutlets,
+    config: AgentConfig,
     before: impl Future<Output = Option<Inventory>> + Send,
 ) -> Result<(), Error> {
     let wait_ms = u64::try_from(config.health_recovery.as_millis()).unwrap_or(u64::MAX);
-    let mut machine = Machine {
-        tracker: Tracker::new(Settings {
+    let mut machine = AgentMachine {
+        tracker: Tracker::new(RecoverySettings {
             wait_ms,
-            longest_wait_ms: Settings::default().longest_wait_ms.max(wait_ms),
-            ..Settings::default()
+            longest_wait_ms: RecoverySettings::default().longest_wait_ms.max(wait_ms),
+            ..RecoverySettings::default()
         }),
         checks: config.health_checks()?,
         drivers: BTreeMap::new(),
@@ -106,9 +106,9 @@ pub(crate) async fn follow(
         mps_seen: None,
         told: BTreeMap::new(),
     };
-    let timing = Timing {
+    let timing = ProbeTiming {
         poll: config.probe_interval,
-        ..Timing::default()
+        ..ProbeTiming::default()
     };
     let mut client = ProbeClient::start(probe(&config)?, timing);
     to.probe.set(client.handle());
@@ -144,7 +144,9 @@ pub(crate) async fn follow(
                 to.reports.metrics.counts().probe(true);
                 to.grants.set_places(places(&snapshot));
                 if config.labels != LabelsMode::Off {
-                    to.publishing.seen.send_replace(Seen::Snapshot(Arc::new(snapshot.clone())));
+                    to.publishing
+                        .seen
+                        .send_replace(SeenGpus::Snapshot(Arc::new(snapshot.clone())));
                 }
                 changed = machine.snapshot(&to, now, snapshot);
             }
@@ -168,7 +170,7 @@ pub(crate) async fn follow(
                 to.reports.ready.set("gpus", failure.to_string());
                 let since = *machine.silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= SILENCE {
-                    to.publishing.seen.send_replace(Seen::Silence);
+                    to.publishing.seen.send_replace(SeenGpus::Silence);
                 }
                 if since.elapsed() < SILENCE || machine.is_empty() {
                     continue;
@@ -191,10 +193,10 @@ pub(crate) async fn follow(
     }
 }
 
-fn probe(config: &Config) -> Result<Where, Error> {
+fn probe(config: &AgentConfig) -> Result<Where, Error> {
     let program = match &config.probe {
-        Some(Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
-        Some(Probe::Start(program)) => program.clone(),
+        Some(ProbeChoice::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
+        Some(ProbeChoice::Start(program)) => program.clone(),
         None => beside_us()?,
     };
     let sys_root = (config.sys_root != std::path::Path::new("/")).then(|| config.sys_root.clone());
@@ -224,9 +226,9 @@ fn beside_us() -> Result<PathBuf, Error> {
     Ok(own.with_file_name("divvy-probe"))
 }
 
-impl Machine {
+impl AgentMachine {
     /// Restore what the node's annotation says about failed GPUs, and about lost GPUs that still have grants.
-    fn recall(&mut self, to: &Outlets, before: Option<Inventory>) {
+    fn recall(&mut self, to: &NewsOutlets, before: Option<Inventory>) {
         let Some(before) = before else { return };
         for gpu in before.gpus {
             let in_use = is_in_use(&to.core, &gpu.uuid);
@@ -234,12 +236,12 @@ impl Machine {
             let has_failed = !gpu.reason.as_deref().is_some_and(is_out_of_service);
             if (gpu.health == Health::Failed && has_failed) || in_use {
                 let verdict = if has_failed {
-                    Verdict {
+                    HealthVerdict {
                         health: gpu.health,
                         reason: gpu.reason.clone(),
                     }
                 } else {
-                    Verdict::default()
+                    HealthVerdict::default()
                 };
                 if gpu.health != Health::Ok {
                     info!(
@@ -276,7 +278,7 @@ impl Machine {
     }
 
     /// Return the verdict on a GPU that may be out of service, and the run that tests it. What the driver reports counts first.
-    fn in_service(&self, verdict: Verdict, uuid: &str, partition: Option<&Partition>) -> (Verdict, Option<TestRun>) {
+    fn in_service(&self, verdict: HealthVerdict, uuid: &str, partition: Option<&Partition>) -> (HealthVerdict, Option<TestRun>) {
         let out = self.out_of_service.get(uuid, parent(partition));
         let Some(out) = out.filter(|_| verdict.health == Health::Ok) else {
             return (verdict, None);
@@ -284,7 +286,7 @@ impl Machine {
         // A test of a part does not show that the GPU works.
         let is_own = out.key() == out_of_service_key(uuid);
         let test = self.tests.of(uuid, self.now_ms()).filter(|_| is_own);
-        let verdict = Verdict {
+        let verdict = HealthVerdict {
             health: if test.is_some() { Health::Testing } else { Health::Failed },
             reason: Some(out.text()),
         };
@@ -322,7 +324,7 @@ impl Machine {
     }
 
     /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
-    fn snapshot(&mut self, to: &Outlets, now: u64, mut snapshot: Snapshot) -> Vec<String> {
+    fn snapshot(&mut self, to: &NewsOutlets, now: u64, mut snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         if self.checks.are_off() {
             // It does not matter that XIDs cannot be received.
@@ -357,7 +359,7 @@ impl Machine {
 
     /// Forget the MIG devices that were destroyed, and the GPUs that were divided into MIG devices. They are not lost: their GPU is
     /// there. A device that a container still has stays, and counts as lost.
-    fn forget(&mut self, to: &Outlets, now: &Snapshot) {
+    fn forget(&mut self, to: &NewsOutlets, now: &Snapshot) {
         let is_listed = |uuid: &str| now.gpus.iter().any(|gpu| gpu.uuid == uuid);
         let is_reported = |uuid: &str, partition: Option<&Partition>| {
             let gpu = self.reported.get(partition.map_or(uuid, |partition| &partition.parent));
@@ -380,7 +382,7 @@ impl Machine {
     }
 
     /// Forget GPUs that are gone if more are known than an inventory can have: nobody could read it.
-    fn forget_excess(&mut self, to: &Outlets, now: &Snapshot) {
+    fn forget_excess(&mut self, to: &NewsOutlets, now: &Snapshot) {
         let known = self.seen.keys().chain(self.recalled.keys());
         let listed: BTreeSet<&str> = now.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         for uuid in excess(known.map(String::as_str), &listed, |uuid| is_in_use(&to.core, uuid)) {
@@ -399,7 +401,7 @@ impl Machine {
     }
 
     /// Log which GPUs failed or recovered, and post an event about each on the node.
-    fn post_changes(&self, to: &Outlets, changed: &[String]) {
+    fn post_changes(&self, to: &NewsOutlets, changed: &[String]) {
         for uuid in changed {
             let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.seen.get(uuid)) else {
                 continue;
@@ -414,7 +416,7 @@ impl Machine {
     }
 
     /// Log why something is not offered as a whole, and post an event on the node, unless the text is the same as before.
-    fn tell(&mut self, to: &Outlets, reason: &'static str, text: Option<String>) {
+    fn tell(&mut self, to: &NewsOutlets, reason: &'static str, text: Option<String>) {
         let Some(text) = text else {
             self.told.remove(reason);
             return;
@@ -426,12 +428,12 @@ impl Machine {
         }
     }
 
-    fn publish(&mut self, to: &Outlets) -> Result<Option<String>, Error> {
+    fn publish(&mut self, to: &NewsOutlets) -> Result<Option<String>, Error> {
         let silent = self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE);
         let verdict = |uuid: &str| {
             let verdict = self.tracker.verdict(uuid).cloned().unwrap_or_default();
             if silent && verdict.health == Health::Ok {
-                Verdict {
+                HealthVerdict {
                     health: Health::Failed,
                     reason: Some("the driver does not answer".to_owned()),
                 }
@@ -473,10 +475,10 @@ impl Machine {
             }
         });
         let recalled = self.recalled.values().map(|gpu| {
-            let (Verdict { health, reason }, test) = self.in_service(verdict(&gpu.uuid), &gpu.uuid, gpu.partition.as_ref());
+            let (HealthVerdict { health, reason }, test) = self.in_service(verdict(&gpu.uuid), &gpu.uuid, gpu.partition.as_ref());
             let gpu = gpu.clone();
             // The previous agent may have offered it in another way, and in another unit.
-            let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
+            let GpuOffer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
             Gpu {
                 health,
                 reason,
@@ -524,7 +526,7 @@ fn is_divided(facts: &GpuFacts) -> bool {
 }
 
 /// Log a change, and post it as an event on the node.
-fn post(to: &Outlets, change: HealthChange) {
+fn post(to: &NewsOutlets, change: HealthChange) {
     change.log();
     to.reports.post_on_node(change.warning, change.reason, change.text);
 }
@@ -548,9 +550,9 @@ fn judged(fault: &Fault, checks: &HealthChecks) -> Fault {
 }
 
 /// Return the verdict on a GPU. A GPU that works but cannot be offered in its present mode counts as failed.
-fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
+fn fit(facts: &GpuFacts, verdict: HealthVerdict) -> HealthVerdict {
     match facts.unfit() {
-        Some(reason) if verdict.health == Health::Ok => Verdict {
+        Some(reason) if verdict.health == Health::Ok => HealthVerdict {
             health: Health::Failed,
             reason: Some(reason),
         },
@@ -564,7 +566,11 @@ fn parent(partition: Option<&Partition>) -> Option<&str> {
 }
 
 /// Describe a GPU for the inventory. Every [`Gpu`] of this node is made here, or comes from the previous agent's inventory.
-fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { reserve, units, whole }: Offer) -> Gpu {
+fn described(
+    facts: &GpuFacts,
+    HealthVerdict { health, reason }: HealthVerdict,
+    GpuOffer { reserve, units, whole }: GpuOffer,
+) -> Gpu {
     Gpu {
         vendor: facts.vendor,
         uuid: facts.uuid.clone(),
@@ -627,13 +633,13 @@ fn is_in_use(core: &SharedCore, uuid: &str) -> bool {
 }
 
 /// Return the GPUs for which a CDI spec of NVIDIA's driver describes devices.
-fn places(snapshot: &Snapshot) -> Vec<Place> {
+fn places(snapshot: &Snapshot) -> Vec<NvmlGpu> {
     let gpus = snapshot
         .gpus
         .iter()
         .filter(|gpu| gpu.vendor == driver_spec::VENDOR && !gpu.lost);
     gpus.filter_map(|gpu| {
-        Some(Place {
+        Some(NvmlGpu {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             minor: nvidia::minor(&gpu.nodes)?,

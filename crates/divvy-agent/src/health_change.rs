@@ -1,6 +1,6 @@
 //! What to tell an operator when a GPU fails or recovers.
 
-use divvy_hardware::health::Verdict;
+use divvy_hardware::health::HealthVerdict;
 use divvy_model::Health;
 use divvy_model::out_of_service::OutOfService;
 use tracing::{info, warn};
@@ -20,7 +20,7 @@ pub(crate) struct HealthChange {
 
 impl HealthChange {
     /// Return the change of the GPU with this index, model, and UUID to this verdict. The index of a MIG device is `GPU:INDEX`.
-    pub(crate) fn new(index: &str, model: &str, uuid: &str, verdict: &Verdict) -> HealthChange {
+    pub(crate) fn new(index: &str, model: &str, uuid: &str, verdict: &HealthVerdict) -> HealthChange {
         let name = format!("GPU {index} ({model}, {uuid})");
         let why = verdict.reason.as_deref().unwrap_or("the reason is unknown");
         let (warning, reason, text) = match verdict.health {

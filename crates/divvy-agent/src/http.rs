@@ -9,25 +9,25 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use divvy_exposition::Format;
-use divvy_serve::{Limits, Plain, Share};
+use divvy_exposition::MetricsFormat;
+use divvy_serve::{CallerLimits, Plain, ServerLimits};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::Error;
-use crate::observed::{Observed, Shown};
+use crate::observed::{Observed, ShownUsage};
 
 /// Limits for an endpoint that any pod may reach. The callers that matter are the kubelet and a metrics collector, which fetch
 /// three small pages.
-const LIMITS: Limits = {
-    let share = Share {
+const LIMITS: ServerLimits = {
+    let share = CallerLimits {
         connections: 16,
         per_address: 8,
         idle: Duration::from_secs(90),
         body_bytes: 1 << 10,
     };
-    Limits {
+    ServerLimits {
         known: share,
         unknown: share,
         handshakes: 0,
@@ -74,7 +74,7 @@ async fn ready(State(observed): State<Arc<dyn Observed>>) -> Response {
 
 async fn metrics(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) -> Response {
     let accept = headers.get_all(header::ACCEPT).iter();
-    let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
+    let format = MetricsFormat::negotiate(accept.filter_map(|value| value.to_str().ok()));
     observed.measure().await;
     ([(header::CONTENT_TYPE, format.content_type())], observed.metrics(format)).into_response()
 }
@@ -82,7 +82,7 @@ async fn metrics(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) 
 async fn dcgm(State(observed): State<Arc<dyn Observed>>) -> Response {
     observed.measure().await;
     match observed.dcgm() {
-        Some(text) => ([(header::CONTENT_TYPE, Format::Text.content_type())], text).into_response(),
+        Some(text) => ([(header::CONTENT_TYPE, MetricsFormat::Text.content_type())], text).into_response(),
         None => (
             StatusCode::NOT_FOUND,
             "these metrics are not served; divvy agent --dcgm-metrics (agent.metrics.dcgm=true in the chart) serves them\n",
@@ -93,7 +93,7 @@ async fn dcgm(State(observed): State<Arc<dyn Observed>>) -> Response {
 
 async fn usage(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) -> Response {
     observed.measure().await;
-    let Some(Shown { tag, usage }) = observed.usage() else {
+    let Some(ShownUsage { tag, usage }) = observed.usage() else {
         return (StatusCode::NOT_FOUND, "this program does not measure what containers use\n").into_response();
     };
     let has = headers.get_all(header::IF_NONE_MATCH).iter();

@@ -6,8 +6,8 @@ mod node;
 mod publish;
 mod seen;
 
-pub use describe::{Host, plain_labels};
+pub use describe::{DescribedHost, plain_labels};
 pub(crate) use feature_file::FeatureFile;
 pub use node::NodeLabels;
 pub(crate) use publish::publish;
-pub(crate) use seen::Seen;
+pub(crate) use seen::SeenGpus;

@@ -58,12 +58,12 @@ mod store;
 mod usage;
 
 pub use args::{
-    Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, NotAProbe, OnEscape, Probe, Settings,
+    AgentSettings, Args, DeviceDelivery, DriverSpecMode, GuardMode, LabelsMode, MigStrategyArg, NotAProbe, OnEscape, ProbeChoice,
 };
-pub use config::Config;
+pub use config::AgentConfig;
 pub use error::Error;
 pub use files::FileError;
-pub use metrics::{Allow, Counts, Measured, Metrics, PluginMetrics, UnknownMetric};
+pub use metrics::{AgentMetrics, Allow, MeasuredMetrics, PluginCounts, PluginMetrics, UnknownMetric};
 pub use run::run;
 
 /// Run the agent with the flags of `divvy agent` until it is told to stop.
@@ -71,7 +71,12 @@ pub use run::run;
 /// # Errors
 /// A setting is wrong, or a part of the agent ended.
 pub async fn main(args: Args) -> Result<(), Error> {
-    let file = args.config.as_deref().map(Settings::read).transpose()?.unwrap_or_default();
+    let file = args
+        .config
+        .as_deref()
+        .map(AgentSettings::read)
+        .transpose()?
+        .unwrap_or_default();
     let stopped = divvy_program::until_stopped(args.exit_with_stdin).map_err(|error| Error::Ended {
         part: "the wait for signals",
         text: error.to_string(),
@@ -80,7 +85,7 @@ pub async fn main(args: Args) -> Result<(), Error> {
     if let Some(directory) = args.node_configs {
         return node_config::run(settings, directory, stopped).await;
     }
-    let config = Config::merged(settings, Settings::default());
+    let config = AgentConfig::merged(settings, AgentSettings::default());
     node_config::forget(&config.state_dir())?;
     run(config, stopped).await
 }

@@ -7,15 +7,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_agent_core::{Action, Escape, Limit, LimitError, NotLimited, WithoutLimit};
-use divvy_hardware::Code;
+use divvy_agent_core::{AgentAction, Escape, LimitError, LimitStep, NotLimited, WithoutLimit};
+use divvy_hardware::FailureCode;
 use divvy_hardware::protocol::ShareName;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::guard::Shares;
-use crate::limits::{self, Containers, Next};
+use crate::limits::{self, Containers, NextLook};
 use crate::probe_access::{ProbeAccess, answered};
 use crate::reports::Reports;
 use crate::shared_core::SharedCore;
@@ -63,11 +63,11 @@ impl Limiting {
     ///
     /// # Errors
     /// A step failed, and without it the container must not start.
-    pub(crate) async fn limit(&self, steps: Vec<Limit>) -> Result<(), NotLimited> {
+    pub(crate) async fn limit(&self, steps: Vec<LimitStep>) -> Result<(), NotLimited> {
         for step in steps {
             let Err(error) = self.take(&step).await else {
-                let is_of_driver = matches!(step, Limit::Driver { .. });
-                self.core.lock().commit(&Action::Limit(step));
+                let is_of_driver = matches!(step, LimitStep::Driver { .. });
+                self.core.lock().commit(&AgentAction::Limit(step));
                 if is_of_driver {
                     self.limited.notify_one();
                 }
@@ -89,10 +89,10 @@ impl Limiting {
         Ok(())
     }
 
-    async fn take(&self, step: &Limit) -> Result<(), LimitError> {
+    async fn take(&self, step: &LimitStep) -> Result<(), LimitError> {
         let not_done = |error: &dyn Display| LimitError::NotDone(error.to_string());
         match step {
-            Limit::Mount(share) => {
+            LimitStep::Mount(share) => {
                 let name = ShareName {
                     pod: share.pod().to_owned(),
                     gpu: share.gpu().to_owned(),
@@ -100,18 +100,18 @@ impl Limiting {
                 let probe = self.probe.get().ok_or(LimitError::NoProbe)?;
                 let mounted = answered(probe.mount_share(name)).await;
                 mounted.map_err(|failure| match failure.code {
-                    Code::ProbeUnreachable | Code::Timeout => LimitError::NoAnswer(failure.to_string()),
+                    FailureCode::ProbeUnreachable | FailureCode::Timeout => LimitError::NoAnswer(failure.to_string()),
                     _ => not_done(&failure),
                 })
             }
-            Limit::Files { uid, shares } => {
+            LimitStep::Files { uid, shares } => {
                 let held = self.shares.hold(uid, shares).await;
                 self.reports.metrics.guarded_pods(self.shares.pods().len());
                 self.guarded.notify_one();
                 self.timed.notify_one();
                 held.map_err(|error| not_done(&error))
             }
-            Limit::Driver { uid, gpus, .. } => {
+            LimitStep::Driver { uid, gpus, .. } => {
                 let set = match self.probe.get() {
                     Some(probe) => {
                         let set = limits::set(probe, &self.sys_root, uid, gpus).await;
@@ -170,7 +170,7 @@ impl Limiting {
                     .limit(probe, |is_set| self.reports.metrics.limited_container(is_set))
                     .await;
                 sleep(PAUSE).await;
-                if next == Next::AtChange {
+                if next == NextLook::AtChange {
                     break;
                 }
             }

@@ -21,7 +21,7 @@ struct Cli {
 
 fn main() -> ExitCode {
     let name = std::env::args().next().unwrap_or_default();
-    if let Some(program) = divvy_nvidia_config::Program::named(&name) {
+    if let Some(program) = divvy_nvidia_config::NvidiaProgram::named(&name) {
         return divvy_agent::nvidia::main(program);
     }
     let Cli { agent, log } = Cli::parse();

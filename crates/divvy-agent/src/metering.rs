@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use divvy_hardware::{Code, Failure, GpuSamples, SamplesSince};
+use divvy_hardware::{Failure, FailureCode, GpuSamples, SamplesSince};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::accounting::Accounting;
-use crate::busy::Samples;
+use crate::busy::SampleTimes;
 use crate::clock::{monotonic, nanos, next_tick};
 use crate::limiting::Limiting;
 use crate::probe_access::ProbeAccess;
@@ -27,8 +27,8 @@ const REFUSED: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1)]
 
 /// A GPU on which a container has a grant.
 #[derive(Debug)]
-struct Gpu {
-    samples: Samples,
+struct MeteredGpu {
+    samples: SampleTimes,
     /// Whether the compute time of a pod is limited.
     is_limited: bool,
     /// When it is asked next.
@@ -39,10 +39,10 @@ struct Gpu {
     refused: Option<(String, bool)>,
 }
 
-impl Gpu {
-    fn new(now: Instant) -> Gpu {
-        Gpu {
-            samples: Samples::default(),
+impl MeteredGpu {
+    fn new(now: Instant) -> MeteredGpu {
+        MeteredGpu {
+            samples: SampleTimes::default(),
             is_limited: false,
             next: now,
             told: None,
@@ -67,7 +67,7 @@ impl Gpu {
     /// Note that the GPU gave no samples, and return whether this reason must be logged. A probe that cannot be reached is logged elsewhere.
     fn refuse(&mut self, failure: &Failure, now: Instant) -> bool {
         // A probe of an earlier version does not know the question.
-        if !failure.code.is_refusal() && failure.code != Code::Protocol {
+        if !failure.code.is_refusal() && failure.code != FailureCode::Protocol {
             return false;
         }
         self.next = now + REFUSED[usize::from(self.is_limited)];
@@ -83,7 +83,7 @@ pub(crate) struct Metering {
     limiting: Arc<Limiting>,
     accounting: Arc<Accounting>,
     /// By the GPU's UUID.
-    gpus: BTreeMap<String, Gpu>,
+    gpus: BTreeMap<String, MeteredGpu>,
 }
 
 impl Metering {
@@ -112,7 +112,10 @@ impl Metering {
             let now = Instant::now();
             for uuid in wanted {
                 let is_limited = limited.contains(&uuid);
-                self.gpus.entry(uuid).or_insert_with(|| Gpu::new(now)).limit(is_limited, now);
+                self.gpus
+                    .entry(uuid)
+                    .or_insert_with(|| MeteredGpu::new(now))
+                    .limit(is_limited, now);
             }
             if self.gpus.is_empty() {
                 self.limiting.timed.notified().await;
@@ -149,7 +152,12 @@ impl Metering {
             return;
         };
         let uuids: Vec<String> = asked.iter().map(|of| of.uuid.clone()).collect();
-        let late = |_| Err(Failure::new(Code::Timeout, format!("no answer in {} s", PATIENCE.as_secs())));
+        let late = |_| {
+            Err(Failure::new(
+                FailureCode::Timeout,
+                format!("no answer in {} s", PATIENCE.as_secs()),
+            ))
+        };
         let answer = timeout(PATIENCE, probe.utilization(asked)).await.unwrap_or_else(late);
         let answer = answer.unwrap_or_else(|failure| {
             let failed = |uuid| GpuSamples {
@@ -225,15 +233,15 @@ mod tests {
             (true, LIMITED, Duration::from_secs(1)),
             (false, GRANTED, Duration::from_secs(60)),
         ] {
-            let mut gpu = Gpu::new(now);
+            let mut gpu = MeteredGpu::new(now);
             gpu.limit(is_limited, now);
             gpu.ask(now);
-            assert!(!gpu.refuse(&failure(Code::Timeout, "late"), now));
+            assert!(!gpu.refuse(&failure(FailureCode::Timeout, "late"), now));
             assert_eq!(gpu.next, next_tick(now, usual), "the probe may be there again");
-            assert!(gpu.refuse(&failure(Code::NotSupported, "MIG"), now));
+            assert!(gpu.refuse(&failure(FailureCode::NotSupported, "MIG"), now));
             assert_eq!(gpu.next, now + refused);
-            assert!(!gpu.refuse(&failure(Code::NotSupported, "MIG"), now + refused));
-            assert!(gpu.refuse(&failure(Code::NotSupported, "Kepler"), now + refused));
+            assert!(!gpu.refuse(&failure(FailureCode::NotSupported, "MIG"), now + refused));
+            assert!(gpu.refuse(&failure(FailureCode::NotSupported, "Kepler"), now + refused));
         }
     }
 
@@ -242,7 +250,7 @@ mod tests {
         let began = next_tick(Instant::now(), GRANTED);
         let asked = |ms, is_limited| {
             let now = began + Duration::from_millis(ms);
-            let mut gpu = Gpu::new(now);
+            let mut gpu = MeteredGpu::new(now);
             gpu.limit(is_limited, now);
             gpu.ask(now);
             (gpu.next - began).as_millis()
@@ -256,9 +264,9 @@ mod tests {
     #[test]
     fn a_new_compute_time_limit_asks_the_gpu_at_once() {
         let now = Instant::now();
-        let mut gpu = Gpu::new(now);
+        let mut gpu = MeteredGpu::new(now);
         gpu.ask(now);
-        let failure = Failure::new(Code::NotSupported, "MIG");
+        let failure = Failure::new(FailureCode::NotSupported, "MIG");
         assert!(gpu.refuse(&failure, now));
         gpu.limit(true, now);
         assert_eq!(gpu.next, now);

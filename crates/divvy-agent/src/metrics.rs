@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use divvy_exposition::{Float, Format, Histogram, Page};
+use divvy_exposition::{Float, Histogram, MetricsFormat, MetricsPage};
 use divvy_hardware::{Fault, GpuGauges};
 use divvy_model::{Enforcement, Health, Inventory, MiB, Vendor};
 
-use divvy_agent_core::{Class, Core, Escape, GuardCounts, Reconciled, Used};
+use divvy_agent_core::{AccountedContainer, AgentCore, DisagreementClass, Escape, GuardCounts, Reconciled};
 
 pub use allow::{Allow, UnknownMetric};
 pub(crate) use usage::usage;
@@ -65,15 +65,15 @@ const OTHER: &str = "other";
 
 /// What every program that serves device plugins counts, under the same names: the agent, and the device plugin under NVIDIA's name.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct PluginCounts {
     /// How often each resource was registered with the kubelet, and whether it is.
     resources: Mutex<BTreeMap<String, (u64, bool)>>,
     probe_up: AtomicBool,
-    faults: Mutex<Faults>,
+    faults: Mutex<FaultCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Faults {
+struct FaultCounts {
     by_name: BTreeMap<String, u64>,
     xids: Xids,
 }
@@ -108,11 +108,11 @@ impl Xids {
 
 /// What was measured for one answer.
 #[derive(Debug, Clone, Default)]
-pub struct Measured {
+pub struct MeasuredMetrics {
     /// What the driver measures of the GPUs. Empty if it was not asked, or did not answer in time.
     pub gpus: Vec<GpuGauges>,
     /// What containers use.
-    pub containers: Vec<Used>,
+    pub containers: Vec<AccountedContainer>,
     /// What the guard has counted, by the pod's UID and the GPU's UUID.
     pub counted: BTreeMap<(String, String), GuardCounts>,
     /// The signs that programs do not keep to their shares, by the pod's UID.
@@ -124,7 +124,7 @@ fn bytes(memory: MiB) -> Float {
     Float(memory.0.saturating_mul(1 << 20) as f64)
 }
 
-impl Counts {
+impl PluginCounts {
     /// Show whether the resource is registered with the kubelet, and how often it was.
     pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
         self.resources().insert(resource.to_owned(), (registrations, is_ready));
@@ -151,11 +151,11 @@ impl Counts {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn faults(&self) -> MutexGuard<'_, Faults> {
+    fn faults(&self) -> MutexGuard<'_, FaultCounts> {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn describe(&self, page: &mut Page<'_>) {
+    fn describe(&self, page: &mut MetricsPage<'_>) {
         let resources = self.resources();
         let registrations = resources.iter().map(|(resource, (count, _))| (resource, count));
         page.write_by(&REGISTRATIONS, "resource", registrations);
@@ -170,19 +170,19 @@ impl Counts {
 
 /// The metrics of one agent. By default all are shown.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub struct AgentMetrics {
     allow: Allow,
-    counts: Counts,
-    counted: Mutex<Counted>,
+    counts: PluginCounts,
+    counted: Mutex<AgentCounts>,
 }
 
 /// What only the agent counts.
 #[derive(Debug, Default)]
-struct Counted {
+struct AgentCounts {
     pre_start: BTreeMap<&'static str, Histogram>,
     steering_misses: u64,
     double_handouts: u64,
-    reconcile: BTreeMap<Class, u64>,
+    reconcile: BTreeMap<DisagreementClass, u64>,
     driver_spec_is_stale: bool,
     guarded_pods: usize,
     limits: BTreeMap<&'static str, u64>,
@@ -192,16 +192,16 @@ struct Counted {
 /// The classes of how long a start waits, in seconds. They reach up to 5 s, the time that a start waits for its pod's object.
 const PRE_START_ENDS: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 
-impl Metrics {
+impl AgentMetrics {
     /// Return metrics that have counted nothing, and of which only some are shown.
-    pub fn showing(allow: Allow) -> Metrics {
-        Metrics {
+    pub fn showing(allow: Allow) -> AgentMetrics {
+        AgentMetrics {
             allow,
-            ..Metrics::default()
+            ..AgentMetrics::default()
         }
     }
 
-    fn counted(&self) -> MutexGuard<'_, Counted> {
+    fn counted(&self) -> MutexGuard<'_, AgentCounts> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -238,7 +238,7 @@ impl Metrics {
     }
 
     /// Return what is counted under the same names in every program that serves device plugins.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &PluginCounts {
         &self.counts
     }
 
@@ -251,7 +251,7 @@ impl Metrics {
     }
 
     /// Return the text of `/metrics`.
-    pub fn text(&self, core: &Core, measured: &Measured, format: Format) -> String {
+    pub fn text(&self, core: &AgentCore, measured: &MeasuredMetrics, format: MetricsFormat) -> String {
         let mut page = self.allow.page(format);
         self.describe(&mut page);
         self.counts.describe(&mut page);
@@ -263,7 +263,7 @@ impl Metrics {
         page.finish()
     }
 
-    fn describe(&self, page: &mut Page<'_>) {
+    fn describe(&self, page: &mut MetricsPage<'_>) {
         let counted = self.counted();
         let times = counted
             .pre_start
@@ -272,7 +272,7 @@ impl Metrics {
         page.write_histograms(&PRE_START, times);
         page.write_one(&STEERING_MISSES, counted.steering_misses);
         page.write_one(&DOUBLE_HANDOUTS, counted.double_handouts);
-        let found = Class::ALL.map(|class| (class.label(), counted.reconcile.get(&class).copied().unwrap_or(0)));
+        let found = DisagreementClass::ALL.map(|class| (class.label(), counted.reconcile.get(&class).copied().unwrap_or(0)));
         page.write_by(&RECONCILE, "class", found);
         page.write_one(&DRIVER_SPEC_STALE, u8::from(counted.driver_spec_is_stale));
         page.write_one(&GUARDED_PODS, counted.guarded_pods);
@@ -281,8 +281,8 @@ impl Metrics {
     }
 
     /// Return the text of `/metrics/dcgm`, in the text format 0.0.4: dcgm-exporter's names do not fit into OpenMetrics.
-    pub(crate) fn dcgm(&self, node: &str, core: &Core, measured: &Measured) -> String {
-        let page = self.allow.page(Format::Text);
+    pub(crate) fn dcgm(&self, node: &str, core: &AgentCore, measured: &MeasuredMetrics) -> String {
+        let page = self.allow.page(MetricsFormat::Text);
         dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids, page)
     }
 }
@@ -294,19 +294,19 @@ fn outcome(is_set: bool) -> &'static str {
 /// The metrics of the device plugin under NVIDIA's name.
 #[derive(Debug, Default)]
 pub struct PluginMetrics {
-    counts: Counts,
+    counts: PluginCounts,
 }
 
 impl PluginMetrics {
     /// Return what is counted under the same names in every program that serves device plugins.
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &PluginCounts {
         &self.counts
     }
 
     /// Return the text of `/metrics`, with the health of these GPUs and MIG devices by UUID, and for each resource the number of devices that are
     /// healthy, and of those that are not.
-    pub fn text(&self, gpus: &BTreeMap<String, Health>, offered: &BTreeMap<String, [u64; 2]>, format: Format) -> String {
-        let mut page = Page::new(format);
+    pub fn text(&self, gpus: &BTreeMap<String, Health>, offered: &BTreeMap<String, [u64; 2]>, format: MetricsFormat) -> String {
+        let mut page = MetricsPage::new(format);
         self.counts.describe(&mut page);
         describe_health(&mut page, gpus, offered);
         page.finish()
@@ -314,7 +314,7 @@ impl PluginMetrics {
 }
 
 /// Describe the health of GPUs, and for each resource how many of its devices are healthy, and how many are not.
-fn describe_health(page: &mut Page<'_>, gpus: &BTreeMap<String, Health>, offered: &BTreeMap<String, [u64; 2]>) {
+fn describe_health(page: &mut MetricsPage<'_>, gpus: &BTreeMap<String, Health>, offered: &BTreeMap<String, [u64; 2]>) {
     let by_health = Health::ALL.map(|health| (health.word(), gpus.values().filter(|of| **of == health).count()));
     page.write_by(&GPUS, "health", by_health);
     let healthy = gpus.iter().map(|(uuid, health)| (uuid, u8::from(*health == Health::Ok)));
@@ -327,7 +327,7 @@ fn describe_health(page: &mut Page<'_>, gpus: &BTreeMap<String, Health>, offered
 
 /// Return the memory that pods with a grant have of each GPU, by UUID. A GPU without a grant has a value, too: a series that is absent looks like a lost
 /// scrape.
-fn allocated(core: &Core, inventory: &Inventory) -> BTreeMap<String, MiB> {
+fn allocated(core: &AgentCore, inventory: &Inventory) -> BTreeMap<String, MiB> {
     let mut pods: BTreeMap<(&str, &str), MiB> = BTreeMap::new();
     for record in core.records() {
         for share in &record.gpus {
@@ -343,7 +343,7 @@ fn allocated(core: &Core, inventory: &Inventory) -> BTreeMap<String, MiB> {
     sums
 }
 
-fn describe(page: &mut Page<'_>, core: &Core, inventory: &Inventory) {
+fn describe(page: &mut MetricsPage<'_>, core: &AgentCore, inventory: &Inventory) {
     let offers = core.offers().into_iter().map(|spec| {
         let devices = core.devices(spec);
         let name = spec.name();
@@ -383,7 +383,7 @@ mod tests {
             metrics.counts().fault(&xid("GPU-1", number));
             metrics.counts().fault(&xid("GPU-1", 0));
         }
-        let text = metrics.text(&BTreeMap::new(), &BTreeMap::new(), Format::Text);
+        let text = metrics.text(&BTreeMap::new(), &BTreeMap::new(), MetricsFormat::Text);
         let series = text.lines().filter(|line| line.contains("_faults_total{")).count();
         assert_eq!(series, FAULT_NAMES + 1);
         for line in ["{fault=\"XID 0\"} 101", "{fault=\"XID 63\"} 1", "{fault=\"other\"} 36"] {

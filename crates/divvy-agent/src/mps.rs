@@ -52,14 +52,14 @@ pub(crate) fn disown(gpus: &mut [GpuProcesses], server: &str) {
 
 #[cfg(test)]
 mod tests {
-    use divvy_hardware::Process;
+    use divvy_hardware::GpuProcess;
     use divvy_model::MiB;
 
     use super::*;
 
     #[test]
     fn only_the_servers_processes_are_the_hosts() {
-        let process = |pod: Option<&str>| Process {
+        let process = |pod: Option<&str>| GpuProcess {
             pid: 1,
             used: MiB(1),
             pod: pod.map(str::to_owned),

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use divvy_kube::client::{Connection, connect};
 use divvy_kube::objects::NodeObject;
-use divvy_kube::watch::{self, Change};
+use divvy_kube::watch::{self, WatchChange};
 use divvy_nvidia_config::{Available, Chosen, Error as Problem, Fallback, Unlabelled, select};
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
@@ -21,11 +21,11 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::args::Settings;
+use crate::args::AgentSettings;
 use crate::files::{self, FileError};
 use crate::notice::Notice;
 use crate::run::{choice, run_in};
-use crate::{Config, Error, config_files};
+use crate::{AgentConfig, Error, config_files};
 
 /// The node label whose value names the file. It is that of NVIDIA's config-manager, so that nodes keep the labels which they have.
 const LABEL: &str = "nvidia.com/device-plugin.config";
@@ -41,8 +41,8 @@ const KEPT: &str = "node-config.toml";
 ///
 /// # Errors
 /// Those of [`run`](crate::run). If the agent cannot run with the settings of the node, it continues with the previous ones, or with the flags alone.
-pub(crate) async fn run(base: Settings, directory: PathBuf, stop: CancellationToken) -> Result<(), Error> {
-    let plain = Config::merged(Settings::default(), base.clone());
+pub(crate) async fn run(base: AgentSettings, directory: PathBuf, stop: CancellationToken) -> Result<(), Error> {
+    let plain = AgentConfig::merged(AgentSettings::default(), base.clone());
     plain.check()?;
     let Connection { client, namespace, .. } = connect(&choice(&plain)).await?;
     let mut look = tokio::time::interval(LOOK);
@@ -96,7 +96,7 @@ pub(crate) fn forget(state: &Path) -> Result<(), FileError> {
 
 /// Follows the label and the files.
 struct Follower {
-    changes: BoxStream<'static, Change<NodeObject>>,
+    changes: BoxStream<'static, WatchChange<NodeObject>>,
     look: Interval,
     /// The label's value, as soon as it is known.
     label: Option<Option<String>>,
@@ -106,7 +106,7 @@ struct Follower {
 
 impl Follower {
     /// Return the configuration with which the agent starts.
-    async fn first(&mut self) -> Config {
+    async fn first(&mut self) -> AgentConfig {
         let known = async {
             while self.label.is_none() {
                 follow(&mut self.changes, &mut self.label).await;
@@ -130,7 +130,7 @@ impl Follower {
     }
 
     /// Wait for another configuration. Cancel-safe, except that a report may be lost.
-    async fn next(&mut self) -> Config {
+    async fn next(&mut self) -> AgentConfig {
         loop {
             tokio::select! {
                 () = follow(&mut self.changes, &mut self.label) => {}
@@ -149,7 +149,7 @@ impl Follower {
 }
 
 /// Wait for a change of the node, and note the label's value. A watch that ended would tell nothing more; the files are still followed.
-async fn follow(changes: &mut BoxStream<'static, Change<NodeObject>>, known: &mut Option<Option<String>>) {
+async fn follow(changes: &mut BoxStream<'static, WatchChange<NodeObject>>, known: &mut Option<Option<String>>) {
     match changes.next().await {
         Some(change) => *known = label(change).or(known.take()),
         None => std::future::pending().await,
@@ -157,18 +157,18 @@ async fn follow(changes: &mut BoxStream<'static, Change<NodeObject>>, known: &mu
 }
 
 /// Return the label's value after a change; `None` if the change does not tell it. Without its object, a node keeps what it has.
-fn label(change: Change<NodeObject>) -> Option<Option<String>> {
+fn label(change: WatchChange<NodeObject>) -> Option<Option<String>> {
     let object = match change {
-        Change::Apply(object) => object,
-        Change::Reset(objects) => objects.into_iter().next()?,
-        Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => return None,
+        WatchChange::Apply(object) => object,
+        WatchChange::Reset(objects) => objects.into_iter().next()?,
+        WatchChange::Delete(_) | WatchChange::Interrupted(_) | WatchChange::Resumed => return None,
     };
     Some(object.metadata.labels.and_then(|mut labels| labels.remove(LABEL)))
 }
 
 /// Chooses the settings of the node.
 struct Chooser {
-    base: Settings,
+    base: AgentSettings,
     directory: PathBuf,
     node: String,
     state: PathBuf,
@@ -183,7 +183,7 @@ struct Chooser {
 }
 
 impl Chooser {
-    fn new(base: Settings, directory: PathBuf, plain: &Config) -> Result<Chooser, Error> {
+    fn new(base: AgentSettings, directory: PathBuf, plain: &AgentConfig) -> Result<Chooser, Error> {
         let state = plain.state_dir();
         let kept = files::read(&state.join(KEPT), config_files::BYTES)?;
         let in_use = kept.filter(|text| {
@@ -205,13 +205,13 @@ impl Chooser {
     }
 
     /// Return the configuration in use.
-    fn current(&self) -> Config {
+    fn current(&self) -> AgentConfig {
         let text = self.in_use.as_deref().unwrap_or_default();
-        parse(KEPT, text, &self.base).unwrap_or_else(|_| Config::merged(Settings::default(), self.base.clone()))
+        parse(KEPT, text, &self.base).unwrap_or_else(|_| AgentConfig::merged(AgentSettings::default(), self.base.clone()))
     }
 
     /// Look at the files. Return the configuration if it is another one, and what to report.
-    fn look(&mut self, label: Option<&str>) -> (Option<Config>, Option<String>) {
+    fn look(&mut self, label: Option<&str>) -> (Option<AgentConfig>, Option<String>) {
         let (found, report) = match config_files::available(&self.directory) {
             Ok(available) => self.choose(label, &available, |name| read(&self.directory.join(name))),
             Err(error) => {
@@ -225,7 +225,7 @@ impl Chooser {
         };
         let news = (report != self.reported).then_some(report.clone()).flatten();
         self.reported = report;
-        let config = found.map(|Found { name, text, config }| {
+        let config = found.map(|FoundConfig { name, text, config }| {
             info!("the settings of this node now come from {name}");
             self.use_text(text);
             config
@@ -248,7 +248,7 @@ impl Chooser {
         label: Option<&str>,
         available: &Available,
         read: impl Fn(&str) -> io::Result<String>,
-    ) -> (Option<Found>, Option<String>) {
+    ) -> (Option<FoundConfig>, Option<String>) {
         let unlabelled = Unlabelled {
             default: None,
             fallbacks: vec![Fallback::Named, Fallback::Empty],
@@ -277,7 +277,7 @@ impl Chooser {
     }
 
     /// Return the settings of a file, unless they are in use.
-    fn found(&self, name: &str, read: impl Fn(&str) -> io::Result<String>) -> Result<Option<Found>, Unusable> {
+    fn found(&self, name: &str, read: impl Fn(&str) -> io::Result<String>) -> Result<Option<FoundConfig>, Unusable> {
         let path = self.directory.join(name).display().to_string();
         let text = match read(name) {
             Ok(text) => text,
@@ -291,18 +291,18 @@ impl Chooser {
             return Err(Unusable::Refused { path, why });
         }
         let config = parse(&path, &text, &self.base)?;
-        Ok(Some(Found {
+        Ok(Some(FoundConfig {
             name: path,
             text,
             config,
         }))
     }
 
-    fn flags_alone(&self) -> Option<Found> {
-        let found = || Found {
+    fn flags_alone(&self) -> Option<FoundConfig> {
+        let found = || FoundConfig {
             name: "the flags alone".to_owned(),
             text: String::new(),
-            config: Config::merged(Settings::default(), self.base.clone()),
+            config: AgentConfig::merged(AgentSettings::default(), self.base.clone()),
         };
         (self.in_use.as_deref() != Some("")).then(found)
     }
@@ -328,7 +328,7 @@ impl Chooser {
 
     /// Go back to the settings before those with which the agent has failed, and last to the flags alone. Return `None` if other settings are
     /// no remedy.
-    fn revert(&mut self, error: &Error) -> Option<Config> {
+    fn revert(&mut self, error: &Error) -> Option<AgentConfig> {
         if !matches!(error, Error::Config { .. } | Error::TooManyIds(_) | Error::Listen { .. }) {
             return None;
         }
@@ -355,11 +355,11 @@ enum Unusable {
 }
 
 /// Settings that are to be used.
-struct Found {
+struct FoundConfig {
     /// The file, in words.
     name: String,
     text: String,
-    config: Config,
+    config: AgentConfig,
 }
 
 fn read(path: &Path) -> io::Result<String> {
@@ -368,8 +368,8 @@ fn read(path: &Path) -> io::Result<String> {
 }
 
 /// Parse the settings of a node, which override `base`.
-fn parse(origin: &str, text: &str, base: &Settings) -> Result<Config, Error> {
-    let settings = Settings::parse(origin, text)?;
+fn parse(origin: &str, text: &str, base: &AgentSettings) -> Result<AgentConfig, Error> {
+    let settings = AgentSettings::parse(origin, text)?;
     let wrong = |text: String| Error::Config {
         origin: origin.to_owned(),
         text,
@@ -393,7 +393,7 @@ fn parse(origin: &str, text: &str, base: &Settings) -> Result<Config, Error> {
                 .to_owned(),
         ));
     }
-    let config = Config::merged(settings, base.clone());
+    let config = AgentConfig::merged(settings, base.clone());
     config.check().map_err(|error| wrong(error.to_string()))?;
     Ok(config)
 }
@@ -406,10 +406,10 @@ mod tests {
 
     /// The agent's flags set a unit, and this directory has the files.
     fn chooser(state: &Path, in_use: Option<&str>) -> Chooser {
-        let base = Settings {
+        let base = AgentSettings {
             node_name: Some("n1".to_owned()),
             memory_unit: Some(MemoryUnit::GIB),
-            ..Settings::default()
+            ..AgentSettings::default()
         };
         Chooser {
             base,
@@ -550,12 +550,12 @@ mod tests {
     #[test]
     fn without_the_api_server_an_agent_uses_its_last_settings() {
         let state = tempfile::tempdir().expect("a directory");
-        let base = Settings {
+        let base = AgentSettings {
             node_name: Some("n1".to_owned()),
             state_dir: Some(state.path().join("agent")),
-            ..Settings::default()
+            ..AgentSettings::default()
         };
-        let plain = Config::merged(Settings::default(), base.clone());
+        let plain = AgentConfig::merged(AgentSettings::default(), base.clone());
         let start = || Chooser::new(base.clone(), "/configs".into(), &plain).expect("readable");
         let mut first = start();
         assert_eq!((first.in_use.clone(), first.current().whole_gpus), (None, false));

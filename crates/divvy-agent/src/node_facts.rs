@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use divvy_agent_core::{Facts, Handout, Key};
+use divvy_agent_core::{ContainerKey, DecisionFacts, Handout};
 use divvy_cdi as cdi;
 use divvy_kubelet::checkpoint::Checkpoint;
 use tracing::warn;
@@ -32,7 +32,7 @@ pub(crate) struct NodeFacts {
 
 impl NodeFacts {
     /// Read the facts that a decision needs from the node. Blocks on files.
-    pub(crate) fn read(&self, fresh: bool) -> Facts {
+    pub(crate) fn read(&self, fresh: bool) -> DecisionFacts {
         let handouts = match Checkpoint::read(&self.device_plugin_dir) {
             Ok(checkpoint) => {
                 self.reports.ready.clear("checkpoint");
@@ -58,7 +58,7 @@ impl NodeFacts {
         }
         let device_paths = self.core.lock().device_paths();
         let populated = populated.unwrap_or_else(|| self.core.lock().all_that_may_run(handouts.as_deref()));
-        Facts {
+        DecisionFacts {
             handouts,
             populated,
             synced: self.pods.is_synced(),
@@ -86,7 +86,7 @@ fn handouts(checkpoint: Checkpoint) -> Vec<Handout> {
                 _ => None,
             };
             Handout {
-                key: Key {
+                key: ContainerKey {
                     uid: entry.pod_uid,
                     container: entry.container,
                 },

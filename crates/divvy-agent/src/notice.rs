@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_kube::events::{Events, Note, node_reference};
+use divvy_kube::events::{EventNote, Events, node_reference};
 use tracing::warn;
 
 /// The longest wait for the API server to accept an event.
@@ -27,7 +27,7 @@ impl Notice {
     }
 
     /// Post an event, unless the right to is missing. The log of the caller has the text.
-    pub(crate) async fn post(&mut self, note: Note) {
+    pub(crate) async fn post(&mut self, note: EventNote) {
         if self.is_denied {
             return;
         }
@@ -48,7 +48,7 @@ impl Notice {
     /// Report in the log and as an event that the configuration which was asked for is not used.
     pub(crate) async fn config_not_used(&mut self, text: &str) {
         warn!("{text}");
-        self.post(Note {
+        self.post(EventNote {
             warning: true,
             reason: "ConfigNotUsed".to_owned(),
             action: "Configuring".to_owned(),

@@ -30,14 +30,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use divvy_hardware::client::{Probe, ProbeClient, Spawn, Update};
+use divvy_hardware::client::{ProbeClient, ProbeSource, Spawn, Update};
 use divvy_hardware::nvidia::has_library;
-use divvy_hardware::{Code, Failure};
-use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
+use divvy_hardware::{Failure, FailureCode};
+use divvy_kubelet::plugin::{PluginServer, PluginSettings, PluginStatus};
 use divvy_model::{Health as GpuHealth, Vendor};
-use divvy_nvidia_config::{Config, Discovery, MigStrategy, SharingStrategy};
+use divvy_nvidia_config::{Discovery, NvidiaConfig, NvidiaMigStrategy, SharingStrategy};
 use divvy_nvidia_plugin::mps::Service;
-use divvy_nvidia_plugin::{Gpu, Machine, Nvml, Platform, Resource, check_tegra, offer, platform};
+use divvy_nvidia_plugin::{Nvml, OfferedResource, Platform, PluginGpu, PluginMachine, check_tegra, offer, platform};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -45,16 +45,16 @@ use tracing::{error, info, warn};
 
 use self::cdi::Specs;
 pub use self::config_manager::manage_config;
-use self::facts::Facts;
-use self::health::Health;
+use self::facts::DriverFacts;
+use self::health::NodeHealth;
 pub use self::main::main;
 pub use self::mps::mps_control_daemon;
-pub(crate) use self::node_feature::Published;
-use self::outlets::{Outlets, State};
-use self::plugin::{NvidiaPlugin, Served};
+pub(crate) use self::node_feature::PublishedFeature;
+use self::outlets::{OutletState, Outlets};
+use self::plugin::{NvidiaPlugin, ServedData};
 use self::reload::Reloads;
-pub use self::reload::{Loaded, Source};
-pub use self::surroundings::{Mps, OnNode, Pace, Surroundings};
+pub use self::reload::{ConfigSource, LoadedConfig};
+pub use self::surroundings::{MpsSurroundings, OnNode, Pace, Surroundings};
 use crate::Error;
 use crate::health_change::HealthChange;
 use crate::observed::{Observed as _, follow_registration};
@@ -70,7 +70,7 @@ const MPS: &str = "mps";
 /// # Errors
 /// Fails if the first configuration is wrong or does not suit the node, or if the driver cannot be initialized and the configuration
 /// says not to wait for it.
-pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
+pub async fn device_plugin(source: ConfigSource, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
     let mut next = Some(source.load().map_err(|error| Error::Plugin(error.to_string()))?);
     let outlets = Outlets::open(&surroundings, &stop)?;
@@ -85,19 +85,19 @@ pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: Can
 
 /// Serve one configuration until `stop` is cancelled, or until there is another one. Return the other one.
 async fn serve(
-    config: &Config,
-    source: &Source,
+    config: &NvidiaConfig,
+    source: &ConfigSource,
     reloads: &mut Reloads,
     surroundings: &Surroundings,
     outlets: &Outlets,
     stop: &CancellationToken,
-) -> Result<Option<Loaded>, Error> {
-    let mut node = Node::new(config, surroundings, outlets, stop);
+) -> Result<Option<LoadedConfig>, Error> {
+    let mut node = ServedNode::new(config, surroundings, outlets, stop);
     let mut client = if node.find_tegra(&Nvml::Silent)? {
         None
     } else {
         Some(ProbeClient::start(
-            Probe::Spawn(probe(config, surroundings)),
+            ProbeSource::Spawn(probe(config, surroundings)),
             surroundings.pace.timing(),
         ))
     };
@@ -156,7 +156,7 @@ async fn serve(
 }
 
 /// Refuse a configuration that a Tegra does not support.
-fn check_platform(config: &Config) -> Result<(), Error> {
+fn check_platform(config: &NvidiaConfig) -> Result<(), Error> {
     check_tegra(config).map_err(|error| Error::Plugin(format!("unable to validate flags: {error}")))
 }
 
@@ -170,12 +170,12 @@ fn unsuitable(error: divvy_nvidia_plugin::Error) -> Error {
 }
 
 /// Return what to say about a driver that refuses, in NVIDIA's words, and what to do. The result is `None` for any other failure.
-fn refusal(config: &Config, failure: &Failure) -> Option<String> {
+fn refusal(config: &NvidiaConfig, failure: &Failure) -> Option<String> {
     match failure.code {
-        Code::DriverNotLoaded => {
+        FailureCode::DriverNotLoaded => {
             Some("Driver Not Loaded. Load the kernel module (modprobe nvidia), or install the driver".to_owned())
         }
-        Code::LibraryNotFound => Some(format!(
+        FailureCode::LibraryNotFound => Some(format!(
             "ERROR_LIBRARY_NOT_FOUND. Mount the driver's root at {}, or name the path with --driver-root-ctr-path",
             config.plugin.container_driver_root
         )),
@@ -185,7 +185,7 @@ fn refusal(config: &Config, failure: &Failure) -> Option<String> {
 }
 
 /// Return how to start the probe. It looks for the driver's library first where the driver's root is mounted in the container.
-fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
+fn probe(config: &NvidiaConfig, surroundings: &Surroundings) -> Spawn {
     let mounted = PathBuf::from(&config.plugin.container_driver_root);
     Spawn {
         program: surroundings.probe.clone(),
@@ -201,18 +201,18 @@ fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
 }
 
 /// What is known about the node, and what is served for it.
-struct Node<'c> {
-    config: &'c Config,
+struct ServedNode<'c> {
+    config: &'c NvidiaConfig,
     surroundings: &'c Surroundings,
     outlets: &'c Outlets,
     started: Instant,
-    facts: Facts,
+    facts: DriverFacts,
     has_tegra_files: bool,
     platform: Platform,
-    health: Health,
+    health: NodeHealth,
     specs: Specs,
-    served: Arc<Served>,
-    running: BTreeMap<String, Running>,
+    served: Arc<ServedData>,
+    running: BTreeMap<String, RunningServer>,
     servers: JoinSet<divvy_kubelet::Result<()>>,
     stop: CancellationToken,
     /// The MPS control daemons, if devices are shared through MPS.
@@ -224,29 +224,34 @@ struct Node<'c> {
 }
 
 /// The server of one resource.
-struct Running {
-    devices: watch::Sender<Arc<Vec<divvy_kubelet::plugin::Device>>>,
+struct RunningServer {
+    devices: watch::Sender<Arc<Vec<divvy_kubelet::plugin::PluginDevice>>>,
     stop: CancellationToken,
 }
 
-impl<'c> Node<'c> {
-    fn new(config: &'c Config, surroundings: &'c Surroundings, outlets: &'c Outlets, stop: &CancellationToken) -> Node<'c> {
+impl<'c> ServedNode<'c> {
+    fn new(
+        config: &'c NvidiaConfig,
+        surroundings: &'c Surroundings,
+        outlets: &'c Outlets,
+        stop: &CancellationToken,
+    ) -> ServedNode<'c> {
         outlets.shown.ready.set(GPUS, "the probe has not delivered a snapshot yet");
-        let (health, unknown) = Health::new(config, surroundings.pace);
+        let (health, unknown) = NodeHealth::new(config, surroundings.pace);
         for word in unknown {
             warn!("DP_DISABLE_HEALTHCHECKS or DP_ENABLE_HEALTHCHECKS contains {word:?}, which is neither an XID nor \"all\"");
         }
-        Node {
+        ServedNode {
             config,
             surroundings,
             outlets,
             started: Instant::now(),
-            facts: Facts::default(),
+            facts: DriverFacts::default(),
             has_tegra_files: tegra::has_files(config, surroundings),
             platform: Platform::Nvml,
             health,
             specs: Specs::default(),
-            served: Arc::new(Served::new(config.clone())),
+            served: Arc::new(ServedData::new(config.clone())),
             running: BTreeMap::new(),
             servers: JoinSet::new(),
             stop: stop.child_token(),
@@ -277,7 +282,7 @@ impl<'c> Node<'c> {
     }
 
     /// Read the configuration again. Say why it is not used if it cannot be read, or does not suit what is known about the node.
-    fn reload(&self, source: &Source) -> Option<Loaded> {
+    fn reload(&self, source: &ConfigSource) -> Option<LoadedConfig> {
         let loaded = source
             .load()
             .inspect_err(|error| error!("{error}; the plugin continues with the previous configuration"))
@@ -289,16 +294,16 @@ impl<'c> Node<'c> {
     }
 
     /// Report whether there is a new configuration, and whether it suits the node.
-    fn suits(&self, wanted: Option<&Loaded>) -> bool {
+    fn suits(&self, wanted: Option<&LoadedConfig>) -> bool {
         wanted.is_some_and(|loaded| self.check(&loaded.config).is_ok())
     }
 
     /// Refuse a configuration that does not suit the node. Before the driver has answered, every configuration is accepted.
-    fn check(&self, config: &Config) -> Result<(), Error> {
+    fn check(&self, config: &NvidiaConfig) -> Result<(), Error> {
         let mut machine = self.facts.machine(&self.health, config, &self.surroundings.root);
         // A plugin that starts over cannot read a lost GPU.
         for gpu in machine.gpus.iter_mut().filter(|gpu| gpu.lost) {
-            *gpu = divvy_nvidia_plugin::Machine::unreadable(gpu.index);
+            *gpu = divvy_nvidia_plugin::PluginMachine::unreadable(gpu.index);
         }
         let machine = match (config.discovery, self.platform) {
             (Discovery::Tegra, _) | (Discovery::Auto, Platform::Tegra) => {
@@ -351,9 +356,9 @@ impl<'c> Node<'c> {
     }
 
     /// Show the health of the devices, and what is offered.
-    fn show(&self, machine: &Machine) {
+    fn show(&self, machine: &PluginMachine) {
         let mut gpus = BTreeMap::new();
-        let is_divided = |gpu: &Gpu| gpu.is_divided() && self.config.mig_strategy != MigStrategy::None;
+        let is_divided = |gpu: &PluginGpu| gpu.is_divided() && self.config.mig_strategy != NvidiaMigStrategy::None;
         for gpu in &machine.gpus {
             let of_gpu = match (gpu.lost || gpu.unreadable, gpu.healthy) {
                 (true, _) => GpuHealth::Lost,
@@ -378,7 +383,7 @@ impl<'c> Node<'c> {
             (name.clone(), [healthy, devices.len() as u64 - healthy])
         });
         let offered = offered.collect();
-        self.outlets.shown.set(State { gpus, offered });
+        self.outlets.shown.set(OutletState { gpus, offered });
     }
 
     /// Compute the offer again, and update the served resources and devices.
@@ -393,7 +398,7 @@ impl<'c> Node<'c> {
         Ok(())
     }
 
-    fn update_servers(&mut self, machine: &Machine) -> Result<(), Error> {
+    fn update_servers(&mut self, machine: &PluginMachine) -> Result<(), Error> {
         let outlets = self.outlets;
         let ready = &outlets.shown.ready;
         let found = match offer(self.config, machine) {
@@ -485,11 +490,14 @@ impl<'c> Node<'c> {
     }
 
     /// Return the resources that are shared through MPS, with what is known about their control daemons.
-    fn services(&mut self, resources: &[Resource]) -> BTreeMap<String, Service> {
+    fn services(&mut self, resources: &[OfferedResource]) -> BTreeMap<String, Service> {
         let Some(daemons) = &mut self.daemons else {
             return BTreeMap::new();
         };
-        let shared = resources.iter().filter(|resource| resource.uses_mps()).map(Resource::name);
+        let shared = resources
+            .iter()
+            .filter(|resource| resource.uses_mps())
+            .map(OfferedResource::name);
         let shared: BTreeSet<String> = shared.map(str::to_owned).collect();
         daemons.want(shared.clone());
         let services = shared.into_iter().map(|name| {
@@ -499,7 +507,7 @@ impl<'c> Node<'c> {
         services.collect()
     }
 
-    fn start(&mut self, name: String, socket: &str, devices: Vec<divvy_kubelet::plugin::Device>) {
+    fn start(&mut self, name: String, socket: &str, devices: Vec<divvy_kubelet::plugin::PluginDevice>) {
         let devices = watch::Sender::new(Arc::new(devices));
         let stop = self.stop.child_token();
         let plugin = NvidiaPlugin {
@@ -515,7 +523,7 @@ impl<'c> Node<'c> {
             registers: !kubelet.as_os_str().is_empty(),
             ..PluginSettings::new(&self.surroundings.sockets, socket.trim_end_matches(".sock"))
         };
-        let status = watch::Sender::new(Status::default());
+        let status = watch::Sender::new(PluginStatus::default());
         let registers = settings.registers;
         let (observed, resource, followed) = (self.outlets.shown.clone(), name.clone(), status.subscribe());
         let follow = async move {
@@ -527,7 +535,7 @@ impl<'c> Node<'c> {
         let server = PluginServer::run(Arc::new(plugin), settings, stop.clone(), status);
         // The last registration is shown before another server of the resource can start.
         self.servers.spawn(async { tokio::join!(server, follow).0 });
-        self.running.insert(name, Running { devices, stop });
+        self.running.insert(name, RunningServer { devices, stop });
     }
 
     /// Process a failed attempt to get a snapshot from the driver.
@@ -603,8 +611,8 @@ async fn failed(servers: &mut JoinSet<divvy_kubelet::Result<()>>) -> Error {
     }
 }
 
-fn unhealthy(device: divvy_kubelet::plugin::Device) -> divvy_kubelet::plugin::Device {
-    divvy_kubelet::plugin::Device {
+fn unhealthy(device: divvy_kubelet::plugin::PluginDevice) -> divvy_kubelet::plugin::PluginDevice {
+    divvy_kubelet::plugin::PluginDevice {
         healthy: false,
         ..device
     }

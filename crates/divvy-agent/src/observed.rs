@@ -3,19 +3,19 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use divvy_exposition::Format;
-use divvy_kubelet::plugin::Status;
+use divvy_exposition::MetricsFormat;
+use divvy_kubelet::plugin::PluginStatus;
 use divvy_model::usage::Usage;
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-use crate::metrics::Counts;
+use crate::metrics::PluginCounts;
 use crate::readiness::Readiness;
 
 pub(crate) const NOT_REGISTERED: &str = "not registered yet";
 
 /// What the node's GPUs and containers use, and a tag that stays the same while that does.
-pub(crate) struct Shown {
+pub(crate) struct ShownUsage {
     pub(crate) tag: String,
     pub(crate) usage: Usage,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Shown {
 pub(crate) trait Observed: Send + Sync {
     fn ready(&self) -> &Readiness;
 
-    fn counts(&self) -> &Counts;
+    fn counts(&self) -> &PluginCounts;
 
     /// Measure what the metrics show.
     fn measure(&self) -> BoxFuture<'_, ()> {
@@ -37,12 +37,12 @@ pub(crate) trait Observed: Send + Sync {
     }
 
     /// Return what `/v1/usage` says. `None` if it is not served.
-    fn usage(&self) -> Option<Shown> {
+    fn usage(&self) -> Option<ShownUsage> {
         None
     }
 
     /// Return the text of `/metrics`.
-    fn metrics(&self, format: Format) -> String;
+    fn metrics(&self, format: MetricsFormat) -> String;
 }
 
 /// Follow a resource's registration for readiness and metrics, until the resource's server ends. `part` stands for it in `/readyz`.
@@ -50,7 +50,7 @@ pub(crate) async fn follow_registration(
     observed: Arc<dyn Observed>,
     resource: Cow<'static, str>,
     part: Cow<'static, str>,
-    mut status: watch::Receiver<Status>,
+    mut status: watch::Receiver<PluginStatus>,
 ) {
     loop {
         let now = status.borrow_and_update().clone();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use divvy_agent_core::{Action, Listing};
+use divvy_agent_core::{AgentAction, Listing};
 use divvy_kube::list;
 use divvy_model::Pod;
 use tokio::sync::Notify;
@@ -123,7 +123,7 @@ impl OwnPods {
 
     /// List the pods of this node. Return false if the core did not take it over, because the watch started again meanwhile.
     pub(crate) async fn list(&self, limit: Duration) -> Result<bool, ListError> {
-        let listing = Begun::new(&self.core);
+        let listing = BegunList::new(&self.core);
         let listed = tokio::time::timeout(limit, list::pods(&self.client, Some(&self.selector)));
         let pods = listed.await.map_err(|_| ListError::Late)??;
         let taken = listing.ended(pods.pods);
@@ -137,24 +137,24 @@ impl OwnPods {
 }
 
 /// A running request for the list of this node's pods. It is abandoned if it fails or if the kubelet cancels the call.
-struct Begun<'a> {
+struct BegunList<'a> {
     core: &'a SharedCore,
     listing: Option<Listing>,
 }
 
-impl<'a> Begun<'a> {
-    fn new(core: &'a SharedCore) -> Begun<'a> {
+impl<'a> BegunList<'a> {
+    fn new(core: &'a SharedCore) -> BegunList<'a> {
         let listing = Some(core.lock().begin_list());
-        Begun { core, listing }
+        BegunList { core, listing }
     }
 
-    fn ended(mut self, pods: Vec<Pod>) -> Option<Vec<Action>> {
+    fn ended(mut self, pods: Vec<Pod>) -> Option<Vec<AgentAction>> {
         let listing = self.listing.take()?;
         self.core.lock().listed(listing, pods)
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for BegunList<'_> {
     fn drop(&mut self) {
         if let Some(listing) = self.listing.take() {
             self.core.lock().list_failed(listing);

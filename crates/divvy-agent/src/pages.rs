@@ -6,14 +6,14 @@ use futures::future::BoxFuture;
 
 use crate::accounting::Accounting;
 use crate::limiting::Limiting;
-use crate::metrics::{Counts, Measured};
-use crate::observed::{Observed, Shown};
+use crate::metrics::{MeasuredMetrics, PluginCounts};
+use crate::observed::{Observed, ShownUsage};
 use crate::readiness::Readiness;
 use crate::reports::Reports;
 use crate::shared_core::SharedCore;
 
 /// From where the pages have their values.
-pub(crate) struct Pages {
+pub(crate) struct PageSources {
     pub(crate) core: Arc<SharedCore>,
     pub(crate) reports: Arc<Reports>,
     pub(crate) limiting: Arc<Limiting>,
@@ -22,10 +22,10 @@ pub(crate) struct Pages {
     pub(crate) dcgm_names_of: Option<String>,
 }
 
-impl Pages {
+impl PageSources {
     /// Add what the guard has found.
-    fn with_signs(&self, measured: Measured) -> Measured {
-        Measured {
+    fn with_signs(&self, measured: MeasuredMetrics) -> MeasuredMetrics {
+        MeasuredMetrics {
             counted: self.limiting.shares.counted(),
             escapes: self.limiting.escapes(),
             ..measured
@@ -33,24 +33,24 @@ impl Pages {
     }
 }
 
-impl Observed for Pages {
+impl Observed for PageSources {
     fn ready(&self) -> &Readiness {
         &self.reports.ready
     }
 
-    fn counts(&self) -> &Counts {
+    fn counts(&self) -> &PluginCounts {
         self.reports.metrics.counts()
     }
 
-    fn metrics(&self, format: divvy_exposition::Format) -> String {
+    fn metrics(&self, format: divvy_exposition::MetricsFormat) -> String {
         let measured = self.with_signs(self.accounting.usage().measured());
         self.reports.metrics.text(&self.core.lock(), &measured, format)
     }
 
-    fn usage(&self) -> Option<Shown> {
+    fn usage(&self) -> Option<ShownUsage> {
         let usage = self.accounting.usage();
         let (usage, tag) = usage.sample(&self.with_signs(usage.measured_now()));
-        Some(Shown { tag, usage })
+        Some(ShownUsage { tag, usage })
     }
 
     fn measure(&self) -> BoxFuture<'_, ()> {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use divvy_kubelet::plugin::{Answer, Device, Options, Plugin, Refusal};
+use divvy_kubelet::plugin::{AllocateAnswer, CallRefusal, Plugin, PluginDevice, PluginOptions};
 use tokio::sync::watch;
 
 use crate::grants::Grants;
@@ -34,14 +34,14 @@ impl Plugin for AgentPlugin {
         &self.name
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> PluginOptions {
+        PluginOptions {
             pre_start_required: self.spec.grants(),
             preferred_allocation: self.spec.grants(),
         }
     }
 
-    fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
+    fn devices(&self) -> watch::Receiver<Arc<Vec<PluginDevice>>> {
         self.publishing.devices(self.spec)
     }
 
@@ -49,14 +49,14 @@ impl Plugin for AgentPlugin {
         self.grants.preferred(self.spec, available, must_include, size).await
     }
 
-    fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
-        Ok(Answer {
+    fn allocate(&self, ids: &[String]) -> Result<AllocateAnswer, CallRefusal> {
+        Ok(AllocateAnswer {
             cdi_devices: self.grants.allocate(self.spec, ids)?,
-            ..Answer::default()
+            ..AllocateAnswer::default()
         })
     }
 
-    async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
+    async fn pre_start(&self, ids: Vec<String>) -> Result<(), CallRefusal> {
         if self.spec.grants() {
             self.grants.pre_start(self.spec, ids).await
         } else {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::{Code, Failure, GpuProcesses};
+use divvy_hardware::{Failure, FailureCode, GpuProcesses};
 use tracing::debug;
 
 use crate::mps;
@@ -82,7 +82,7 @@ impl ProbeAccess {
 pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let late = |_| {
         Err(Failure::new(
-            Code::Timeout,
+            FailureCode::Timeout,
             format!("no answer in {} s", DRIVER_TIMEOUT.as_secs()),
         ))
     };

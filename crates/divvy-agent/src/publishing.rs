@@ -3,22 +3,22 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use divvy_agent_core::{Device, ResourceSpec};
+use divvy_agent_core::{AdvertisedDevice, ResourceSpec};
 use divvy_kubelet::plugin;
 use divvy_model::Health;
 use tokio::sync::watch;
 
-use crate::labels::Seen;
+use crate::labels::SeenGpus;
 use crate::shared_core::SharedCore;
 
 /// A resource's devices, as the kubelet receives them.
-type Devices = watch::Sender<Arc<Vec<plugin::Device>>>;
+type DeviceSender = watch::Sender<Arc<Vec<plugin::PluginDevice>>>;
 
 /// What was published last, and who receives it.
 pub(crate) struct Publishing {
     core: Arc<SharedCore>,
     /// The devices of every resource that this node has offered so far.
-    devices: Mutex<Vec<(ResourceSpec, Devices)>>,
+    devices: Mutex<Vec<(ResourceSpec, DeviceSender)>>,
     /// The resources that this node offers.
     pub(crate) offered: watch::Sender<Vec<ResourceSpec>>,
     /// The state from which the last devices were published: the hardware generation, and whether some GPU was not healthy.
@@ -27,7 +27,7 @@ pub(crate) struct Publishing {
     /// The inventory as JSON, or an empty string until the first GPU was seen.
     pub(crate) inventory: watch::Sender<Arc<str>>,
     /// What the labels of the node are made from.
-    pub(crate) seen: watch::Sender<Seen>,
+    pub(crate) seen: watch::Sender<SeenGpus>,
 }
 
 impl Publishing {
@@ -64,7 +64,7 @@ impl Publishing {
     }
 
     /// Return the devices of a resource.
-    pub(crate) fn devices(&self, spec: ResourceSpec) -> watch::Receiver<Arc<Vec<plugin::Device>>> {
+    pub(crate) fn devices(&self, spec: ResourceSpec) -> watch::Receiver<Arc<Vec<plugin::PluginDevice>>> {
         let mut all = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         of_resource(&mut all, spec).subscribe()
     }
@@ -111,18 +111,18 @@ impl Publishing {
 }
 
 /// Return the devices of a resource, and add the resource if it is new.
-fn of_resource(all: &mut Vec<(ResourceSpec, Devices)>, spec: ResourceSpec) -> &Devices {
+fn of_resource(all: &mut Vec<(ResourceSpec, DeviceSender)>, spec: ResourceSpec) -> &DeviceSender {
     let position = all.iter().position(|(of, _)| *of == spec).unwrap_or_else(|| {
-        all.push((spec, Devices::default()));
+        all.push((spec, DeviceSender::default()));
         all.len() - 1
     });
     &all[position].1
 }
 
-fn send_devices(sender: &Devices, devices: &[Device]) {
-    let list: Vec<plugin::Device> = devices
+fn send_devices(sender: &DeviceSender, devices: &[AdvertisedDevice]) {
+    let list: Vec<plugin::PluginDevice> = devices
         .iter()
-        .map(|device| plugin::Device {
+        .map(|device| plugin::PluginDevice {
             id: device.id.to_string(),
             healthy: device.healthy,
             numa: device.numa.map(i64::from),

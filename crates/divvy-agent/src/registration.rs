@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_kubelet::checkpoint::{Checkpoint, Writing};
-use divvy_kubelet::plugin::{Device, Status};
+use divvy_kubelet::plugin::{PluginDevice, PluginStatus};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
@@ -28,10 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A registered resource.
 pub(crate) struct Registration {
     /// The devices that the kubelet receives.
-    pub(crate) devices: watch::Receiver<Arc<Vec<Device>>>,
+    pub(crate) devices: watch::Receiver<Arc<Vec<PluginDevice>>>,
     /// The extended resource.
     pub(crate) name: String,
-    pub(crate) status: watch::Receiver<Status>,
+    pub(crate) status: watch::Receiver<PluginStatus>,
 }
 
 /// The checkpoint as it was before the kubelet got the newest list of devices from a new plugin, or after a plugin's registration ended.
@@ -73,7 +73,7 @@ async fn all_ready(registrations: &mut [Registration]) -> Option<Vec<u64>> {
     loop {
         let mut counts = Vec::new();
         for registration in registrations.iter_mut() {
-            let status = registration.status.wait_for(Status::is_ready).await.ok()?;
+            let status = registration.status.wait_for(PluginStatus::is_ready).await.ok()?;
             counts.push(status.registrations);
         }
         // The first registration may have ended while the others were pending.
@@ -84,7 +84,7 @@ async fn all_ready(registrations: &mut [Registration]) -> Option<Vec<u64>> {
 }
 
 /// Wait until one of these registrations has ended. Return `None` if the servers have ended.
-async fn any_ended(statuses: &mut [watch::Receiver<Status>], counts: &[u64]) -> Option<()> {
+async fn any_ended(statuses: &mut [watch::Receiver<PluginStatus>], counts: &[u64]) -> Option<()> {
     let ends = statuses.iter_mut().zip(counts).map(|(status, count)| {
         let ended = status.wait_for(move |status| !status.is_ready() || status.registrations != *count);
         Box::pin(async { ended.await.ok().map(drop) })

@@ -1,16 +1,16 @@
 //! What the agent tells people: events, metrics, and why it is not ready.
 
-use divvy_agent_core::{Action, OWN_VISIBLE_DEVICES};
+use divvy_agent_core::{AgentAction, OWN_VISIBLE_DEVICES};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use crate::metrics::{Allow, Metrics};
+use crate::metrics::{AgentMetrics, Allow};
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 
 /// Where all tasks of the agent report.
 pub(crate) struct Reports {
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: AgentMetrics,
     pub(crate) ready: Readiness,
     events: mpsc::Sender<PendingEvent>,
 }
@@ -19,22 +19,22 @@ impl Reports {
     /// Return reports that pass on their events, and show these metrics.
     pub(crate) fn new(events: mpsc::Sender<PendingEvent>, allow: Allow) -> Reports {
         Reports {
-            metrics: Metrics::showing(allow),
+            metrics: AgentMetrics::showing(allow),
             ready: Readiness::default(),
             events,
         }
     }
 
     /// Log and send the events among these actions. The caller passes no file actions.
-    pub(crate) fn post_events(&self, actions: Vec<Action>) {
+    pub(crate) fn post_events(&self, actions: Vec<AgentAction>) {
         for action in actions {
             self.post_event(action);
         }
     }
 
     /// Log and send an event. No other action has an effect.
-    pub(crate) fn post_event(&self, action: Action) {
-        if let Action::Event { pod, uid, reason, text } = action {
+    pub(crate) fn post_event(&self, action: AgentAction) {
+        if let AgentAction::Event { pod, uid, reason, text } = action {
             warn!(%pod, uid, reason, "{text}");
             self.post(PendingEvent {
                 pod: Some((pod, uid)),

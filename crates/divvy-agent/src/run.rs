@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_kube::client::{Choice, Connection, connect};
+use divvy_kube::client::{ClusterChoice, Connection, connect};
 use divvy_kubelet::checkpoint::Writing;
-use divvy_kubelet::plugin::{Device, Plugin as _, PluginServer, Settings as PluginSettings, Status};
+use divvy_kubelet::plugin::{Plugin as _, PluginDevice, PluginServer, PluginSettings, PluginStatus};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -17,16 +17,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use crate::agent::{Agent, Parts};
-use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, OnEscape};
-use crate::driver_spec::DriverSpec;
-use crate::grants::{After, Grants};
+use crate::agent::{Agent, AgentParts};
+use crate::args::{DeviceDelivery, DriverSpecMode, GuardMode, OnEscape};
+use crate::driver_spec::DriverSpecKeeper;
+use crate::grants::{AfterReconcile, Grants};
 use crate::guard::{self, Shares};
 use crate::measuring::Measuring;
 use crate::metering::Metering;
 use crate::observed::{NOT_REGISTERED, follow_registration};
 use crate::own_node::OwnNode;
-use crate::pages::Pages;
+use crate::pages::PageSources;
 use crate::pending_event::PendingEvent;
 use crate::plugin::AgentPlugin;
 use crate::probe_access::ProbeAccess;
@@ -35,8 +35,8 @@ use crate::registration::{self, Registration};
 use crate::reports::Reports;
 use crate::shared_core::SharedCore;
 use crate::store::{Store, boot_id};
-use crate::{Config, Error, cluster, hardware, http, labels, mps};
-use divvy_agent_core::{Core, Guard, Ids, ResourceSpec, Settings};
+use crate::{AgentConfig, Error, cluster, hardware, http, labels, mps};
+use divvy_agent_core::{AgentCore, CoreSettings, Guard, Ids, ResourceSpec};
 
 /// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
 /// all registrations.
@@ -73,7 +73,7 @@ const LEAVE_LOOK: Duration = Duration::from_millis(200);
 const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 
 /// A part of the agent that runs until the agent stops.
-type Task = BoxFuture<'static, Result<(), Error>>;
+type AgentTask = BoxFuture<'static, Result<(), Error>>;
 
 /// Run the agent until `stop` is cancelled. After that, no further pod is bound here, and pods that are already bound get their
 /// devices (within 1.8 s). Then the sockets are removed and the function returns `Ok`.
@@ -83,17 +83,17 @@ type Task = BoxFuture<'static, Result<(), Error>>;
 /// # Errors
 /// A failure that lasts until an operator fixes it: in the configuration, in the agent's own files, in the address of
 /// `--metrics`, or a memory unit that does not fit the node.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+pub async fn run(config: AgentConfig, stop: CancellationToken) -> Result<(), Error> {
     config.check()?;
     run_in(config, None, stop).await
 }
 
 /// Return which cluster the agent belongs to.
-pub(crate) fn choice(config: &Config) -> Choice {
-    Choice {
+pub(crate) fn choice(config: &AgentConfig) -> ClusterChoice {
+    ClusterChoice {
         kubeconfig: config.kubeconfig.clone(),
         context: config.context.clone(),
-        ..Choice::default()
+        ..ClusterChoice::default()
     }
 }
 
@@ -111,7 +111,7 @@ fn allow_open_files() {
 
 /// Do what [`run`] does in a cluster to which there is a connection: its client, and the agent's namespace.
 pub(crate) async fn run_in(
-    config: Config,
+    config: AgentConfig,
     connected: Option<(kube::Client, String)>,
     stop: CancellationToken,
 ) -> Result<(), Error> {
@@ -131,23 +131,23 @@ pub(crate) async fn run_in(
     let (events, queue) = mpsc::channel(EVENTS);
     let core = Arc::new(SharedCore::new(core));
     let probe = Arc::new(ProbeAccess::new(config.mps.then(|| config.sys_root.clone())));
-    let agent = Agent::new(Parts {
+    let agent = Agent::new(AgentParts {
         core: core.clone(),
         probe: probe.clone(),
         reports: Reports::new(events, config.allow()?),
         store,
         shares: Shares::open(&guard::shares(&config.state_dir()), config.on_escape == OnEscape::Throttle).await?,
-        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
+        driver_spec: DriverSpecKeeper::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
         client,
         node_name: config.node_name.clone(),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
-        cdi_declared: config.device_list_strategy == DeviceListStrategy::Cdi,
+        cdi_declared: config.device_list_strategy == DeviceDelivery::Cdi,
     });
     for (part, reason) in NOT_READY {
         agent.reports.ready.set(part, reason);
     }
-    let pages = Arc::new(Pages {
+    let pages = Arc::new(PageSources {
         core: core.clone(),
         reports: agent.reports.clone(),
         limiting: agent.limiting.clone(),
@@ -183,8 +183,8 @@ pub(crate) async fn run_in(
 }
 
 /// Return what the agent knows at its start: its settings, and the records of the agent before.
-fn known(config: &Config, store: &Store) -> Result<Core, Error> {
-    let mut core = Core::new(Settings {
+fn known(config: &AgentConfig, store: &Store) -> Result<AgentCore, Error> {
+    let mut core = AgentCore::new(CoreSettings {
         unit: config.memory_unit,
         reserve: config.reserve_memory,
         whole: config.whole_gpus,
@@ -208,7 +208,7 @@ fn known(config: &Config, store: &Store) -> Result<Core, Error> {
 }
 
 /// Install the guard's libraries, if containers get the guard.
-fn guard_files(config: &Config) -> Result<Option<Guard>, Error> {
+fn guard_files(config: &AgentConfig) -> Result<Option<Guard>, Error> {
     if config.guard == GuardMode::Off {
         return Ok(None);
     }
@@ -225,11 +225,11 @@ fn dropped_on_stop(
     agent: &Agent,
     core: &Arc<SharedCore>,
     probe: &Arc<ProbeAccess>,
-    config: &Config,
+    config: &AgentConfig,
     namespace: String,
     queue: mpsc::Receiver<PendingEvent>,
     written: &watch::Sender<Arc<str>>,
-) -> Vec<Task> {
+) -> Vec<AgentTask> {
     let Agent {
         reports,
         pods,
@@ -248,7 +248,7 @@ fn dropped_on_stop(
         grants: grants.clone(),
     };
     let metering = Metering::new(core.clone(), probe.clone(), limiting.clone(), accounting.clone());
-    let outlets = hardware::Outlets {
+    let outlets = hardware::NewsOutlets {
         core: core.clone(),
         probe: probe.clone(),
         reports: reports.clone(),
@@ -346,7 +346,7 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
 }
 
 /// Run a task until the agent stops.
-async fn until(stopped: CancellationToken, task: Task) -> Result<(), Error> {
+async fn until(stopped: CancellationToken, task: AgentTask) -> Result<(), Error> {
     tokio::select! {
         outcome = task => outcome,
         () = stopped.cancelled() => Ok(()),
@@ -390,25 +390,25 @@ struct Servers {
     grants: Arc<Grants>,
     publishing: Arc<Publishing>,
     reports: Arc<Reports>,
-    pages: Arc<Pages>,
+    pages: Arc<PageSources>,
     directory: PathBuf,
     stop: CancellationToken,
     tasks: JoinSet<divvy_kubelet::Result<()>>,
-    running: Vec<Server>,
+    running: Vec<RunningPlugin>,
     before: registration::Before,
     /// Follows whether the kubelet knows the devices of all running plugins.
     follower: Option<AbortOnDropHandle<()>>,
 }
 
 /// A device plugin that runs.
-struct Server {
+struct RunningPlugin {
     spec: ResourceSpec,
-    devices: watch::Receiver<Arc<Vec<Device>>>,
-    status: watch::Receiver<Status>,
+    devices: watch::Receiver<Arc<Vec<PluginDevice>>>,
+    status: watch::Receiver<PluginStatus>,
 }
 
 impl Servers {
-    fn new(agent: &Agent, pages: Arc<Pages>, directory: PathBuf, stop: CancellationToken) -> Servers {
+    fn new(agent: &Agent, pages: Arc<PageSources>, directory: PathBuf, stop: CancellationToken) -> Servers {
         Servers {
             grants: agent.grants.clone(),
             publishing: agent.publishing.clone(),
@@ -456,13 +456,13 @@ impl Servers {
         self.follower = Some(AbortOnDropHandle::new(tokio::spawn(following)));
     }
 
-    fn start(&mut self, spec: ResourceSpec) -> Server {
+    fn start(&mut self, spec: ResourceSpec) -> RunningPlugin {
         self.reports
             .ready
             .set(part(spec), format!("{}: {NOT_REGISTERED}", spec.name()));
         let plugin = AgentPlugin::new(self.grants.clone(), self.publishing.clone(), spec);
-        let status = watch::Sender::new(Status::default());
-        let server = Server {
+        let status = watch::Sender::new(PluginStatus::default());
+        let server = RunningPlugin {
             spec,
             devices: plugin.devices(),
             status: status.subscribe(),
@@ -548,8 +548,8 @@ async fn keep_reconciling(grants: &Arc<Grants>) {
             asked = Instant::now();
         }
         pause = match grants.reconcile(ask_driver).await {
-            After::AtRest => RECONCILE,
-            After::MemoryHeld => RECONCILE_SOON,
+            AfterReconcile::AtRest => RECONCILE,
+            AfterReconcile::MemoryHeld => RECONCILE_SOON,
         };
     }
 }

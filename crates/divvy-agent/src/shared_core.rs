@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use divvy_agent_core::Core;
+use divvy_agent_core::AgentCore;
 
 /// The agent's knowledge and its decisions.
-pub(crate) struct SharedCore(Mutex<Core>);
+pub(crate) struct SharedCore(Mutex<AgentCore>);
 
 impl SharedCore {
-    pub(crate) fn new(core: Core) -> SharedCore {
+    pub(crate) fn new(core: AgentCore) -> SharedCore {
         SharedCore(Mutex::new(core))
     }
 
     /// Lock the core. Hold the lock only briefly: no I/O, no waiting.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, AgentCore> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! The agent's own files: the node key, the grants' records, and the CDI specs. Only this module performs file [`Action`]s.
+//! The agent's own files: the node key, the grants' records, and the CDI specs. Only this module performs file [`AgentAction`]s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,7 +12,7 @@ use divvy_model::GrantRecord;
 use tracing::{info, warn};
 
 use crate::files::{self, FileError, LIMIT};
-use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, SpecOnNode};
+use divvy_agent_core::{AgentAction, ContainerKey, NodeFiles, NodeKey, SpecOnNode};
 
 const KEY_FILE: &str = "node.key";
 
@@ -32,21 +32,21 @@ pub(crate) struct Store {
     /// The parsed specs of whole GPUs, kept until a file changes: a driver's spec is long, and container starts are frequent.
     driver_specs: Mutex<Arc<DriverSpecs>>,
     /// The grants' specs as they were read last, by file name: they take a megabyte, and nearly all stay as they are.
-    specs: Mutex<BTreeMap<String, (Stamp, Arc<SpecOnNode>)>>,
+    specs: Mutex<BTreeMap<String, (FileStamp, Arc<SpecOnNode>)>>,
 }
 
 /// The specs of whole GPUs, in the order in which grants search them for a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct DriverSpecs {
     /// The stamps of all files in the directories, including files that are not used.
-    stamps: Vec<Stamp>,
+    stamps: Vec<FileStamp>,
     pub(crate) files: Vec<DriverFile>,
 }
 
 /// A spec of whole GPUs.
 #[derive(Debug)]
 pub(crate) struct DriverFile {
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: FileStamp,
     /// The file's path on the machine.
     pub(crate) shown: String,
     /// Whether the agent made this file.
@@ -58,7 +58,7 @@ pub(crate) struct DriverFile {
 
 /// Identifies a file's content at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct FileStamp {
     path: PathBuf,
     inode: u64,
     size: u64,
@@ -174,14 +174,18 @@ impl Store {
     ///
     /// # Errors
     /// The error has the path and the system's error. The file is then unchanged.
-    pub(crate) fn perform(&self, action: &Action) -> Result<(), FileError> {
+    pub(crate) fn perform(&self, action: &AgentAction) -> Result<(), FileError> {
         match action {
-            Action::WriteRecord(record) => {
+            AgentAction::WriteRecord(record) => {
                 files::write_atomic(&self.grants, &record.file_name(), record.to_json().as_bytes(), 0o600)
             }
-            Action::RemoveRecord(Key { uid, container }) => files::remove(&self.grants, &format!("{uid}_{container}.json")),
-            Action::WriteSpec { name, text } => files::write_atomic(&self.cdi, &cdi::file_name(name), text.as_bytes(), 0o644),
-            Action::RemoveSpec { name, owner } => {
+            AgentAction::RemoveRecord(ContainerKey { uid, container }) => {
+                files::remove(&self.grants, &format!("{uid}_{container}.json"))
+            }
+            AgentAction::WriteSpec { name, text } => {
+                files::write_atomic(&self.cdi, &cdi::file_name(name), text.as_bytes(), 0o644)
+            }
+            AgentAction::RemoveSpec { name, owner } => {
                 let file = cdi::file_name(name);
                 let path = self.cdi.join(&file);
                 match files::read(&path, LIMIT) {
@@ -192,7 +196,7 @@ impl Store {
                     Ok(Some(_)) | Err(_) => files::remove(&self.cdi, &file),
                 }
             }
-            Action::Limit(_) | Action::Event { .. } => Ok(()),
+            AgentAction::Limit(_) | AgentAction::Event { .. } => Ok(()),
         }
     }
 
@@ -213,7 +217,7 @@ impl Store {
                 continue;
             };
             let path = self.cdi.join(&file);
-            let Some(stamp) = Stamp::of(path.clone()) else { continue };
+            let Some(stamp) = FileStamp::of(path.clone()) else { continue };
             let spec = match known.remove(&file).filter(|(before, _)| *before == stamp) {
                 Some((_, spec)) => spec,
                 None => match files::read(&path, LIMIT) {
@@ -252,7 +256,7 @@ impl Store {
 
     /// Return the specs of whole GPUs in the CDI directory and in `/etc/cdi`. The files are read again only after a change.
     pub(crate) fn driver_specs(&self) -> Arc<DriverSpecs> {
-        let mut found: Vec<(Stamp, String, bool)> = Vec::new();
+        let mut found: Vec<(FileStamp, String, bool)> = Vec::new();
         let etc = self.sys_root.join("etc/cdi");
         // As in CDI, /var/run/cdi takes precedence over /etc/cdi. Both may be the same directory.
         let same = self.cdi.canonicalize().ok() == etc.canonicalize().ok();
@@ -263,7 +267,7 @@ impl Store {
                 if !is_spec || file.starts_with('.') || cdi::name_of_file(&file).is_some() {
                     continue;
                 }
-                if let Some(stamp) = Stamp::of(directory.join(&file)) {
+                if let Some(stamp) = FileStamp::of(directory.join(&file)) {
                     found.push((stamp, format!("{shown}/{file}"), *directory == self.cdi));
                 }
             }
@@ -299,7 +303,7 @@ impl Store {
     ///
     /// # Errors
     /// The error has the path and the system's error.
-    pub(crate) fn write_driver_spec(&self, text: &str) -> Result<Written, FileError> {
+    pub(crate) fn write_driver_spec(&self, text: &str) -> Result<WrittenSpec, FileError> {
         let path = self.own_driver_spec();
         // A file that cannot be read is replaced.
         let written = match files::read(&path, DRIVER_SPEC_LIMIT) {
@@ -309,8 +313,8 @@ impl Store {
                 true
             }
         };
-        Ok(Written {
-            stamp: Stamp::of(path),
+        Ok(WrittenSpec {
+            stamp: FileStamp::of(path),
             written,
         })
     }
@@ -326,18 +330,18 @@ impl Store {
 
 /// The result of [`Store::write_driver_spec`].
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct WrittenSpec {
     /// The file's present stamp.
-    pub(crate) stamp: Option<Stamp>,
+    pub(crate) stamp: Option<FileStamp>,
     /// Whether the text was written. False if the file already had this text.
     pub(crate) written: bool,
 }
 
-impl Stamp {
+impl FileStamp {
     /// Return the stamp of a file, or `None` if it does not exist. For a symbolic link, the stamp describes the link.
-    fn of(path: PathBuf) -> Option<Stamp> {
+    fn of(path: PathBuf) -> Option<FileStamp> {
         let metadata = std::fs::symlink_metadata(&path).ok()?;
-        Some(Stamp {
+        Some(FileStamp {
             path,
             inode: metadata.ino(),
             size: metadata.size(),
@@ -456,7 +460,7 @@ mod tests {
     fn a_corrupt_record_is_set_aside_and_the_others_are_read() {
         let root = tempfile::tempdir().expect("temp dir");
         let store = store(root.path());
-        store.perform(&Action::WriteRecord(record("u1"))).expect("written");
+        store.perform(&AgentAction::WriteRecord(record("u1"))).expect("written");
         let grants = root.path().join("state/grants");
         for (name, text) in [
             ("u2_main.json", "{\"v\":1,".to_owned()),
@@ -482,13 +486,13 @@ mod tests {
             ..cdi::GrantSpec::default()
         });
         store
-            .perform(&Action::WriteSpec {
+            .perform(&AgentAction::WriteSpec {
                 name: name.clone(),
                 text,
             })
             .expect("written");
         let remove = |owner: &str| {
-            let action = Action::RemoveSpec {
+            let action = AgentAction::RemoveSpec {
                 name: name.clone(),
                 owner: Some(owner.to_owned()),
             };

@@ -4,27 +4,27 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use divvy_agent_core::{Accounts, Owner};
+use divvy_agent_core::{AccountOwner, Accounts};
 use divvy_hardware::{GpuGauges, GpuProcesses};
 use divvy_kube::objects::PodObject;
 use divvy_model::GrantRecord;
 use tokio::time::Instant;
 
 use crate::busy;
-use crate::metrics::{self, Measured};
+use crate::metrics::{self, MeasuredMetrics};
 
 /// Values that are older are not shown.
 const OLDEST: Duration = Duration::from_secs(5);
 
 /// The names of a pod's containers, by the container runtime's IDs.
-type Names = BTreeMap<String, String>;
+type ContainerNames = BTreeMap<String, String>;
 
 /// What is known about the use of GPUs.
 #[derive(Debug)]
-pub(crate) struct Usage {
+pub(crate) struct KnownUsage {
     accounts: Mutex<Accounts>,
     /// Of the pods that have several containers, by UID. A single container needs no name to be told apart.
-    names: Mutex<BTreeMap<String, Names>>,
+    names: Mutex<BTreeMap<String, ContainerNames>>,
     gauges: Mutex<Option<(Instant, Vec<GpuGauges>)>>,
     began: Instant,
     /// The last sample that `/v1/usage` has shown.
@@ -33,9 +33,9 @@ pub(crate) struct Usage {
     origin: u128,
 }
 
-impl Default for Usage {
-    fn default() -> Usage {
-        Usage {
+impl Default for KnownUsage {
+    fn default() -> KnownUsage {
+        KnownUsage {
             accounts: Mutex::default(),
             names: Mutex::default(),
             gauges: Mutex::default(),
@@ -52,7 +52,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Usage {
+impl KnownUsage {
     /// Take the names of a pod's containers.
     pub(crate) fn name(&self, pod: &PodObject) {
         let (Some(uid), Some(status)) = (&pod.metadata.uid, &pod.status) else {
@@ -75,20 +75,20 @@ impl Usage {
     }
 
     /// Return the container of a process, from the names that are known.
-    fn owner(names: &BTreeMap<String, Names>, (pod, container): &busy::Owner) -> Owner {
+    fn owner(names: &BTreeMap<String, ContainerNames>, (pod, container): &busy::BusyOwner) -> AccountOwner {
         let id = container.as_deref();
-        Owner {
+        AccountOwner {
             pod: pod.clone(),
             container: id.and_then(|id| names.get(pod)?.get(id).cloned()),
         }
     }
 
     /// Add the nanoseconds for which containers kept a GPU busy until now, in seconds since 1970. `passed` is the time in nanoseconds that these are about.
-    pub(crate) fn busy(&self, uuid: &str, busy: &BTreeMap<busy::Owner, u64>, passed: Option<u64>, now: u64) {
+    pub(crate) fn busy(&self, uuid: &str, busy: &BTreeMap<busy::BusyOwner, u64>, passed: Option<u64>, now: u64) {
         let names = lock(&self.names);
-        let mut sums: BTreeMap<Owner, u64> = BTreeMap::new();
+        let mut sums: BTreeMap<AccountOwner, u64> = BTreeMap::new();
         for (owner, ns) in busy {
-            *sums.entry(Usage::owner(&names, owner)).or_default() += ns;
+            *sums.entry(KnownUsage::owner(&names, owner)).or_default() += ns;
         }
         lock(&self.accounts).busy(uuid, &sums, passed, now);
     }
@@ -127,27 +127,27 @@ impl Usage {
             }
             let of_pods = gpu.processes.iter().filter_map(|process| {
                 let owner = (process.pod.clone()?, process.container.clone());
-                Some((Usage::owner(&names, &owner), process.used.0.saturating_mul(1 << 20)))
+                Some((KnownUsage::owner(&names, &owner), process.used.0.saturating_mul(1 << 20)))
             });
             accounts.memory(&gpu.uuid, of_pods);
         }
     }
 
     /// Return what metrics show: what containers use, and what the driver measured of the GPUs, unless that is too long ago.
-    pub(crate) fn measured(&self) -> Measured {
-        Measured {
+    pub(crate) fn measured(&self) -> MeasuredMetrics {
+        MeasuredMetrics {
             gpus: self.gauges(),
             containers: lock(&self.accounts).read(),
-            ..Measured::default()
+            ..MeasuredMetrics::default()
         }
     }
 
     /// Return the same without the containers that have ended. The metrics show those once more, and a reader of something else must not take that away.
-    pub(crate) fn measured_now(&self) -> Measured {
-        Measured {
+    pub(crate) fn measured_now(&self) -> MeasuredMetrics {
+        MeasuredMetrics {
             gpus: self.gauges(),
             containers: lock(&self.accounts).open(),
-            ..Measured::default()
+            ..MeasuredMetrics::default()
         }
     }
 
@@ -159,7 +159,7 @@ impl Usage {
     }
 
     /// Return a sample of these values, and its entity tag. Its number grows when a value has changed.
-    pub(crate) fn sample(&self, measured: &Measured) -> (divvy_model::usage::Usage, String) {
+    pub(crate) fn sample(&self, measured: &MeasuredMetrics) -> (divvy_model::usage::Usage, String) {
         let mut shown = lock(&self.shown);
         let sample = shown.sample;
         let now = divvy_model::usage::Usage {
@@ -182,8 +182,8 @@ mod tests {
 
     #[test]
     fn the_same_values_are_the_same_sample_and_others_are_another() {
-        let usage = Usage::default();
-        let with = |percent| Measured {
+        let usage = KnownUsage::default();
+        let with = |percent| MeasuredMetrics {
             gpus: vec![GpuGauges {
                 uuid: "GPU-0".to_owned(),
                 values: Gauges {
@@ -194,7 +194,7 @@ mod tests {
                 failed: Default::default(),
                 error: None,
             }],
-            ..Measured::default()
+            ..MeasuredMetrics::default()
         };
         let (first, tag) = usage.sample(&with(1));
         assert_eq!(usage.sample(&with(1)), (first.clone(), tag.clone()));
@@ -204,6 +204,6 @@ mod tests {
         let (third, again) = usage.sample(&with(1));
         assert_eq!(third.sample, 3, "the numbers grow");
         assert_ne!(tag, again);
-        assert_ne!(Usage::default().sample(&with(1)).1, tag, "another start of the agent");
+        assert_ne!(KnownUsage::default().sample(&with(1)).1, tag, "another start of the agent");
     }
 }

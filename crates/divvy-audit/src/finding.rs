@@ -13,7 +13,7 @@ pub struct Moment {
 
 /// What a finding means for the result of an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum FindingLevel {
     /// A rule was broken.
     Fault,
     /// The history does not say whether a rule was broken.
@@ -24,7 +24,7 @@ pub enum Level {
 
 /// A GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct AuditedCard {
     pub node: String,
     /// The NVML index.
     pub index: u32,
@@ -32,7 +32,7 @@ pub struct Card {
     pub uuid: Option<String>,
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for AuditedCard {
     /// Format the GPU as `GPU 0 of node n1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {} of node {}", self.index, self.node)
@@ -41,7 +41,7 @@ impl fmt::Display for Card {
 
 /// A pod and the memory that it has on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct PodMemory {
     pub pod: PodKey,
     pub uid: String,
     /// The memory that the pod has on the GPU.
@@ -64,21 +64,21 @@ pub struct Finding {
     /// condition.
     pub until: Option<Moment>,
     /// What was found.
-    pub what: What,
+    pub what: FindingKind,
 }
 
 /// The kinds of findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum FindingKind {
     /// Pods that were bound and had not ended were together allocated more memory of a GPU than it has.
     Overcommitted {
-        card: Card,
+        card: AuditedCard,
         /// The memory that the GPU offers.
         capacity: MiB,
         /// The largest amount of memory that was allocated at one time.
         booked: MiB,
         /// The pods to which that memory was allocated, largest share first.
-        by: Vec<Share>,
+        by: Vec<PodMemory>,
         /// Whether the overcommitted memory was really used. If true, then according to the pods' status, containers whose
         /// shares together exceed the GPU ran at the same time. If false, the memory was overcommitted only on paper.
         ran: bool,
@@ -87,17 +87,17 @@ pub enum What {
     },
     /// According to the containers' own reports, more memory of a GPU was in use than it has.
     OvercommittedByReports {
-        card: Card,
+        card: AuditedCard,
         /// The memory that the GPU offers.
         capacity: MiB,
         /// The largest amount of memory that was in use at one time.
         used: MiB,
         /// The pods that used that memory, largest share first.
-        by: Vec<Share>,
+        by: Vec<PodMemory>,
     },
     /// A pod was bound to memory that containers of a departed pod may still have been using.
     GivenEarly {
-        card: Card,
+        card: AuditedCard,
         /// The memory that the GPU offers.
         capacity: MiB,
         /// The memory allocated to existing pods, including the new one.
@@ -156,7 +156,7 @@ pub enum What {
     /// A pod was bound to a GPU that its node had reported as failed for some time.
     BoundToFailed {
         who: Who,
-        card: Card,
+        card: AuditedCard,
         /// The reason of the failure, for example `XID 79`.
         reason: String,
         /// How long the node had reported the failure, in milliseconds.
@@ -202,7 +202,7 @@ pub enum What {
     },
     /// Memory was held too long for containers whose pods no longer exist.
     HeldLong {
-        card: Card,
+        card: AuditedCard,
         /// The memory that was held.
         held: MiB,
         /// How long it was held, in milliseconds.
@@ -210,7 +210,7 @@ pub enum What {
     },
     /// Memory was still held when the history ended, for containers whose pods no longer exist.
     HeldNow {
-        card: Card,
+        card: AuditedCard,
         /// The memory that was held.
         held: MiB,
     },

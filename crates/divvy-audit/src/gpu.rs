@@ -3,12 +3,12 @@ use std::sync::Arc;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node};
 
-use super::finding::{Card, Moment};
+use super::finding::{AuditedCard, Moment};
 use divvy_placement::NodeState;
 
 /// The share of a GPU that a pod has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Booking {
+pub(super) struct BookedShare {
     pub(super) memory: MiB,
     pub(super) running: bool,
 }
@@ -16,10 +16,10 @@ pub(super) struct Booking {
 /// The pods' shares of a GPU, by pod UID. They are in a sorted vector, because a large cluster has tens of thousands of GPUs with
 /// one or two pods each.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Bookings(Vec<(Arc<str>, Booking)>);
+pub(super) struct Bookings(Vec<(Arc<str>, BookedShare)>);
 
 impl Bookings {
-    pub(super) fn insert(&mut self, uid: &Arc<str>, booking: Booking) {
+    pub(super) fn insert(&mut self, uid: &Arc<str>, booking: BookedShare) {
         match self.position(uid) {
             Ok(position) => self.0[position].1 = booking,
             Err(position) => {
@@ -35,11 +35,11 @@ impl Bookings {
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Booking)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &BookedShare)> {
         self.0.iter().map(|(uid, booking)| (uid, booking))
     }
 
-    fn values(&self) -> impl Iterator<Item = &Booking> {
+    fn values(&self) -> impl Iterator<Item = &BookedShare> {
         self.0.iter().map(|(_, booking)| booking)
     }
 
@@ -50,8 +50,8 @@ impl Bookings {
 
 /// A GPU that a node lists or has listed, and the pods on it.
 #[derive(Debug, Clone)]
-pub(super) struct Gpu {
-    pub(super) card: Card,
+pub(super) struct AuditedGpu {
+    pub(super) card: AuditedCard,
     /// The GPU's own device nodes below `/dev`; empty if not known.
     pub(super) nodes: Vec<String>,
     /// Whether the node offers the GPU only as a whole. If so, one pod has all of its memory.
@@ -74,7 +74,7 @@ pub(super) struct Gpu {
     pub(super) over_used: Option<usize>,
 }
 
-impl Gpu {
+impl AuditedGpu {
     pub(super) fn sum(&self) -> MiB {
         self.booked
             .values()
@@ -109,7 +109,7 @@ impl Gpu {
 
 /// A GPU as a node object lists it.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub(super) struct ListedGpu {
     pub(super) index: u32,
     pub(super) uuid: Option<String>,
     pub(super) nodes: Vec<String>,
@@ -125,9 +125,9 @@ pub(super) struct Listed {
 /// Return the units in which the node's pods may request memory (the node's own unit first), and the GPUs that the node object
 /// lists. A published inventory is used even while it does not add up to the node's capacity, because the GPUs' real sizes count.
 /// Without an inventory, the node is read as gpushare reads it.
-pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Listed>) {
+pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<ListedGpu>) {
     if let Some(Ok(inventory)) = &node.inventory {
-        let gpus = inventory.gpus.iter().map(|gpu| Listed {
+        let gpus = inventory.gpus.iter().map(|gpu| ListedGpu {
             index: gpu.index,
             uuid: Some(gpu.uuid.clone()),
             nodes: gpu.nodes.clone(),
@@ -143,7 +143,7 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Lis
         return (inventory.units().collect(), gpus.collect());
     }
     let state = NodeState::read(node, unit);
-    let gpus = state.gpus.into_iter().map(|gpu| Listed {
+    let gpus = state.gpus.into_iter().map(|gpu| ListedGpu {
         index: gpu.index,
         uuid: gpu.uuid,
         nodes: Vec::new(),

@@ -25,15 +25,15 @@ use std::sync::Arc;
 
 use divvy_model::{ContainerShare, Held, MemoryUnit, MiB, Node, Pod};
 
-pub use finding::{Card, Finding, Level, Moment, Share, What, Who};
-use gpu::Booking;
-pub use reports::Report;
-use reports::{Early, Run};
-use site::{Site, Suspect};
+pub use finding::{AuditedCard, Finding, FindingKind, FindingLevel, Moment, PodMemory, Who};
+use gpu::BookedShare;
+pub use reports::ContainerReport;
+use reports::{ContainerRun, Early};
+use site::{AuditedNode, Suspect};
 
 /// How long each condition may last before it becomes a finding, and assumptions about the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct AuditLimits {
     /// How long memory may be held for a pod that no longer exists, how late a deletion may be, and how long a container may
     /// outlive its pod.
     pub leak_ms: i64,
@@ -50,9 +50,9 @@ pub struct Limits {
     pub unit: MemoryUnit,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for AuditLimits {
+    fn default() -> AuditLimits {
+        AuditLimits {
             leak_ms: 60_000,
             departed_ms: 10_000,
             failed_ms: 5_000,
@@ -65,17 +65,17 @@ impl Default for Limits {
 
 /// The kind of objects in a list or a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum WatchedKind {
     Pods,
     Nodes,
 }
 
-impl Kind {
+impl WatchedKind {
     /// Return the name of the kind: `pods` or `nodes`.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Pods => "pods",
-            Kind::Nodes => "nodes",
+            WatchedKind::Pods => "pods",
+            WatchedKind::Nodes => "nodes",
         }
     }
 }
@@ -100,22 +100,22 @@ pub enum Fact {
     /// before, there is a gap here.
     ListBegins {
         /// The kind of the listed objects.
-        kind: Kind,
+        kind: WatchedKind,
         /// Why the objects were listed again; `None` if that is not known.
         why: Option<String>,
     },
     /// The list is complete. Objects that it did not contain no longer exist.
     ListEnds {
         /// The kind of the listed objects.
-        kind: Kind,
+        kind: WatchedKind,
     },
     /// A container reported about itself.
-    Report(Report),
+    Report(ContainerReport),
 }
 
 /// The result of an audit.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct AuditOutcome {
     /// The first [`Audit::MOST_FINDINGS`] findings, in order of time.
     pub findings: Vec<Finding>,
     /// The number of omitted findings, by identifier.
@@ -124,14 +124,14 @@ pub struct Outcome {
     pub summary: Summary,
 }
 
-impl Outcome {
+impl AuditOutcome {
     /// Report whether there was nothing to examine: no GPU memory was offered, and none was allocated.
     pub fn is_empty(&self) -> bool {
         self.findings.is_empty() && self.summary.gpus == 0 && self.summary.allocations == 0
     }
 
     /// Return the worst level among the findings.
-    pub fn worst(&self) -> Option<Level> {
+    pub fn worst(&self) -> Option<FindingLevel> {
         self.findings.iter().map(|finding| finding.what.level()).min()
     }
 }
@@ -164,7 +164,7 @@ pub struct Summary {
 }
 
 #[derive(Debug)]
-struct Tracked {
+struct FollowedPod {
     pod: Pod,
     /// What the pod was bound with, if that differs from what it holds now. It still counts as allocated after later changes to
     /// the pod.
@@ -180,13 +180,13 @@ struct Tracked {
     checked: bool,
 }
 
-impl Tracked {
+impl FollowedPod {
     fn bound_with(&self) -> &Held {
         self.bound_with.as_ref().unwrap_or(&self.pod.held)
     }
 
     /// Report whether a pod holds the same in two of its states.
-    fn holds_as(&self, other: &Tracked) -> bool {
+    fn holds_as(&self, other: &FollowedPod) -> bool {
         match (&self.pod.held, &other.pod.held) {
             (Held::Allocation(one), Held::Allocation(two)) => {
                 (one.v, &one.gpus, self.containers) == (two.v, &two.gpus, other.containers)
@@ -214,9 +214,9 @@ fn digest(held: &Held) -> u64 {
 /// The audit's state machine.
 #[derive(Debug)]
 pub struct Audit {
-    limits: Limits,
-    pods: HashMap<Arc<str>, Box<Tracked>>,
-    sites: BTreeMap<String, Site>,
+    limits: AuditLimits,
+    pods: HashMap<Arc<str>, Box<FollowedPod>>,
+    sites: BTreeMap<String, AuditedNode>,
     findings: Vec<Finding>,
     omitted: BTreeMap<&'static str, u64>,
     summary: Summary,
@@ -224,15 +224,15 @@ pub struct Audit {
     /// Whether all nodes were listed at least once.
     nodes_listed: bool,
     /// The lists that have begun and not ended, each with its generation and the index of the finding about the gap.
-    listing: BTreeMap<Kind, (u64, Option<usize>)>,
-    last_of: BTreeMap<Kind, Moment>,
+    listing: BTreeMap<WatchedKind, (u64, Option<usize>)>,
+    last_of: BTreeMap<WatchedKind, Moment>,
     /// The GPUs that must be examined when the list is complete.
     dirty: BTreeSet<(String, usize)>,
     booked: MiB,
     /// Deleted pods, kept for containers that report late.
     gone: HashMap<String, Pod>,
     gone_order: VecDeque<(i64, String)>,
-    runs: BTreeMap<(String, String), Run>,
+    runs: BTreeMap<(String, String), ContainerRun>,
     /// The keys of `runs` by pod UID.
     runs_of: HashMap<String, BTreeSet<(String, String)>>,
     /// Reports of containers whose pods are not known yet, by pod UID.
@@ -244,7 +244,7 @@ impl Audit {
     pub const MOST_FINDINGS: usize = 1000;
 
     /// Create an audit that has read no facts yet.
-    pub fn new(limits: Limits) -> Audit {
+    pub fn new(limits: AuditLimits) -> Audit {
         Audit {
             limits,
             pods: HashMap::new(),
@@ -275,8 +275,8 @@ impl Audit {
         self.summary.last = Some(Moment { revision, at_ms });
         self.forget_gone(at_ms);
         let kind = match &fact {
-            Fact::Pod { .. } | Fact::PodGone(_) => Some(Kind::Pods),
-            Fact::Node(_) | Fact::NodeGone(_) => Some(Kind::Nodes),
+            Fact::Pod { .. } | Fact::PodGone(_) => Some(WatchedKind::Pods),
+            Fact::Node(_) | Fact::NodeGone(_) => Some(WatchedKind::Nodes),
             Fact::ListBegins { .. } | Fact::ListEnds { .. } | Fact::Report(_) => None,
         };
         match fact {
@@ -298,14 +298,14 @@ impl Audit {
 
     /// End the history and return the result. `now_ms` is the current time if the audit examines a live cluster. With `None`, the
     /// time of the last fact is used.
-    pub fn finish(mut self, now_ms: Option<i64>) -> Outcome {
+    pub fn finish(mut self, now_ms: Option<i64>) -> AuditOutcome {
         let last = self.summary.last.unwrap_or_default();
         let end = Moment {
             at_ms: now_ms.or(last.at_ms),
             ..last
         };
         for kind in self.listing.keys().copied().collect::<Vec<_>>() {
-            self.found(end, What::ListUnfinished { of: kind.name() });
+            self.found(end, FindingKind::ListUnfinished { of: kind.name() });
         }
         self.finish_pods(end);
         self.finish_sites(end);
@@ -319,7 +319,7 @@ impl Audit {
             }
         }
         self.findings.sort_by_key(|finding| (finding.at.at_ms, finding.at.revision));
-        Outcome {
+        AuditOutcome {
             findings: self.findings,
             omitted: self.omitted,
             summary: self.summary,
@@ -327,7 +327,7 @@ impl Audit {
     }
 
     /// Add a finding and return its index. The result is `None` if there are too many findings.
-    fn found(&mut self, at: Moment, what: What) -> Option<usize> {
+    fn found(&mut self, at: Moment, what: FindingKind) -> Option<usize> {
         if self.findings.len() >= Self::MOST_FINDINGS {
             *self.omitted.entry(what.id()).or_default() += 1;
             return None;
@@ -336,10 +336,10 @@ impl Audit {
         Some(self.findings.len() - 1)
     }
 
-    fn list_begins(&mut self, at: Moment, kind: Kind, why: Option<String>) {
+    fn list_begins(&mut self, at: Moment, kind: WatchedKind, why: Option<String>) {
         self.generation += 1;
         let before = self.last_of.get(&kind).copied();
-        let gap = before.and_then(|before| self.found(before, What::Gap { of: kind.name(), why }));
+        let gap = before.and_then(|before| self.found(before, FindingKind::Gap { of: kind.name(), why }));
         if let Some((_, Some(earlier))) = self.listing.insert(kind, (self.generation, gap))
             && let Some(finding) = self.findings.get_mut(earlier)
         {
@@ -347,7 +347,7 @@ impl Audit {
         }
     }
 
-    fn list_ends(&mut self, at: Moment, kind: Kind) {
+    fn list_ends(&mut self, at: Moment, kind: WatchedKind) {
         let Some((generation, gap)) = self.listing.remove(&kind) else {
             return;
         };
@@ -355,7 +355,7 @@ impl Audit {
             finding.until = Some(at);
         }
         match kind {
-            Kind::Pods => {
+            WatchedKind::Pods => {
                 let pods = self.pods.iter().filter(|(_, pod)| pod.generation < generation);
                 let absent: Vec<Arc<str>> = pods.map(|(uid, _)| uid.clone()).collect();
                 for uid in absent {
@@ -363,7 +363,7 @@ impl Audit {
                     self.forget(at, &uid);
                 }
             }
-            Kind::Nodes => {
+            WatchedKind::Nodes => {
                 self.nodes_listed = true;
                 let sites = self
                     .sites
@@ -399,7 +399,7 @@ impl Audit {
         if before.is_none() {
             self.summary.pods += 1;
         }
-        let mut tracked = Tracked {
+        let mut tracked = FollowedPod {
             bound_with: None,
             containers: digest(&pod.held),
             revision: at.revision,
@@ -416,7 +416,7 @@ impl Audit {
             (None, _) => {
                 if matches!(tracked.pod.held, Held::Allocation(_)) && !tracked.told_unbound {
                     tracked.told_unbound = true;
-                    self.found(at, What::AllocatedUnbound { who: who(&tracked.pod) });
+                    self.found(at, FindingKind::AllocatedUnbound { who: who(&tracked.pod) });
                 }
             }
             (Some(_), Some(before)) if was_bound => {
@@ -424,7 +424,7 @@ impl Audit {
                 tracked.bound_with = before.bound_with.clone();
                 if !same {
                     tracked.bound_with.get_or_insert_with(|| before.pod.held.clone());
-                    let what = What::AllocationChanged {
+                    let what = FindingKind::AllocationChanged {
                         who: who(&tracked.pod),
                         before: in_words(&before.pod.held),
                         after: in_words(&tracked.pod.held),
@@ -453,31 +453,31 @@ impl Audit {
             Held::Nothing if pod.request.wants_memory() => {
                 let units = pod.request.effective_units().unwrap_or(u64::MAX);
                 let node = node.to_owned();
-                self.found(at, What::BoundWithoutAllocation { who, node, units });
+                self.found(at, FindingKind::BoundWithoutAllocation { who, node, units });
             }
             Held::Unreadable(error) => {
                 let (node, error) = (node.to_owned(), error.clone());
-                self.found(at, What::Unreadable { who, node, error });
+                self.found(at, FindingKind::Unreadable { who, node, error });
             }
             Held::Nothing => {}
             Held::Allocation(_) | Held::Legacy(_) => {
                 self.summary.allocations += 1;
                 let unit = self.limits.unit;
-                let site = self.sites.entry(node.to_owned()).or_insert_with(|| Site::new(unit));
+                let site = self.sites.entry(node.to_owned()).or_insert_with(|| AuditedNode::new(unit));
                 site.allocated += u64::from(!site.known);
             }
         }
     }
 
     /// Store a pod among the existing ones, and count the memory that it has on its GPUs.
-    fn book(&mut self, at: Moment, mut tracked: Box<Tracked>, newly: bool) {
+    fn book(&mut self, at: Moment, mut tracked: Box<FollowedPod>, newly: bool) {
         let uid: Arc<str> = Arc::from(tracked.pod.uid.as_str());
         let Some(node) = tracked.pod.node.clone() else {
             self.pods.insert(uid, tracked);
             return;
         };
         let unit = self.limits.unit;
-        let site = self.sites.entry(node.clone()).or_insert_with(|| Site::new(unit));
+        let site = self.sites.entry(node.clone()).or_insert_with(|| AuditedNode::new(unit));
         site.pods.insert(uid.clone());
         if site.known && !tracked.checked {
             tracked.checked = true;
@@ -515,7 +515,7 @@ impl Audit {
         for (position, memory) in &parts {
             self.booked = self.booked.saturating_add(*memory);
             if let Some(gpu) = site.gpus.get_mut(*position) {
-                let booking = Booking {
+                let booking = BookedShare {
                     memory: *memory,
                     running: tracked.pod.container_running,
                 };
@@ -524,7 +524,7 @@ impl Audit {
                 gpu.booked.insert(&uid, booking);
                 let (sum, held) = (gpu.sum(), gpu.held.max(gpu.sum_departed()));
                 if newly && sum <= gpu.capacity && sum.saturating_add(held) > gpu.capacity {
-                    let what = What::GivenEarly {
+                    let what = FindingKind::GivenEarly {
                         card: gpu.card.clone(),
                         capacity: gpu.capacity,
                         booked: sum,
@@ -548,7 +548,7 @@ impl Audit {
 
     /// Remove a pod's memory from its GPUs, and return the positions of these GPUs. The caller must call `settle` for each of
     /// them.
-    fn unbook(&mut self, tracked: &Tracked) -> Vec<usize> {
+    fn unbook(&mut self, tracked: &FollowedPod) -> Vec<usize> {
         let site = tracked.pod.node.as_ref().and_then(|node| self.sites.get_mut(node));
         let Some(site) = site else {
             return Vec::new();
@@ -597,7 +597,7 @@ impl Audit {
 
     fn node(&mut self, at: Moment, node: &Node) {
         let (unit, generation, limits) = (self.limits.unit, self.generation, self.limits);
-        let site = self.sites.entry(node.name.clone()).or_insert_with(|| Site::new(unit));
+        let site = self.sites.entry(node.name.clone()).or_insert_with(|| AuditedNode::new(unit));
         site.generation = generation;
         if site.revision.is_some() && at.revision.is_some() && at.revision <= site.revision {
             return;

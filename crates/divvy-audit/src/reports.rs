@@ -2,13 +2,13 @@ use std::collections::BTreeMap;
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, names};
 
-use super::finding::{Moment, Share, What};
-use super::gpu::Gpu;
+use super::finding::{FindingKind, Moment, PodMemory};
+use super::gpu::AuditedGpu;
 use super::{Audit, who};
 
 /// What a container reported about itself, or what was observed of its process. It does not depend on Divvy's own records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Report {
+pub struct ContainerReport {
     /// The node on which the container ran.
     pub node: String,
     /// The UID of the container's pod.
@@ -27,7 +27,7 @@ pub struct Report {
 
 /// A running container.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct ContainerRun {
     pod: Pod,
     container: String,
     position: Option<usize>,
@@ -39,15 +39,15 @@ pub(super) struct Run {
 #[derive(Debug)]
 pub(super) struct Early {
     at: Moment,
-    report: Report,
+    report: ContainerReport,
     ended: bool,
 }
 
 impl Audit {
-    pub(super) fn report(&mut self, at: Moment, report: Report) {
+    pub(super) fn report(&mut self, at: Moment, report: ContainerReport) {
         let unit = self.limits.unit;
         let site = self.sites.entry(report.node.clone());
-        site.or_insert_with(|| super::Site::new(unit)).reports = true;
+        site.or_insert_with(|| super::AuditedNode::new(unit)).reports = true;
         let key = (report.node.clone(), report.id.clone());
         if !report.running {
             self.run_ended(at, &key);
@@ -97,7 +97,7 @@ impl Audit {
         }
     }
 
-    fn run_began(&mut self, at: Moment, pod: Pod, report: Report, ended: bool) {
+    fn run_began(&mut self, at: Moment, pod: Pod, report: ContainerReport, ended: bool) {
         let (position, memory) = self.check_run(at, &pod, &report);
         if ended {
             return;
@@ -111,7 +111,7 @@ impl Audit {
         }
         self.runs_of.entry(pod.uid.clone()).or_default().insert(key.clone());
         let there = self.pods.get(pod.uid.as_str()).is_some_and(|tracked| !tracked.pod.ended());
-        let run = Run {
+        let run = ContainerRun {
             pod,
             container: report.container,
             position,
@@ -151,12 +151,12 @@ impl Audit {
         }
     }
 
-    fn outlived(&mut self, at: Moment, run: &Run) {
+    fn outlived(&mut self, at: Moment, run: &ContainerRun) {
         let since = run.alone_since.and_then(|since| since.at_ms);
         if let (Some(now), Some(since)) = (at.at_ms, since)
             && now.saturating_sub(since) > self.limits.leak_ms
         {
-            let what = What::OutlivedPod {
+            let what = FindingKind::OutlivedPod {
                 who: who(&run.pod),
                 container: run.container.clone(),
                 for_ms: now.saturating_sub(since),
@@ -196,7 +196,7 @@ impl Audit {
 
     /// Check that a container has what was allocated for it. Return the position of the GPU that it uses, and how much memory of
     /// that GPU.
-    fn check_run(&mut self, at: Moment, pod: &Pod, report: &Report) -> (Option<usize>, MiB) {
+    fn check_run(&mut self, at: Moment, pod: &Pod, report: &ContainerReport) -> (Option<usize>, MiB) {
         let mut found = Vec::new();
         let answer = self.judge_run(pod, report, &mut found);
         for what in found {
@@ -205,13 +205,13 @@ impl Audit {
         answer
     }
 
-    fn judge_run(&self, pod: &Pod, report: &Report, found: &mut Vec<What>) -> (Option<usize>, MiB) {
+    fn judge_run(&self, pod: &Pod, report: &ContainerReport, found: &mut Vec<FindingKind>) -> (Option<usize>, MiB) {
         let container = || report.container.clone();
         let Some(site) = self.sites.get(&report.node) else {
             return (None, MiB::ZERO);
         };
         let named = |minor: &u32| {
-            let has = |gpu: &Gpu| gpu.nodes.iter().any(|node| *node == format!("nvidia{minor}"));
+            let has = |gpu: &AuditedGpu| gpu.nodes.iter().any(|node| *node == format!("nvidia{minor}"));
             site.gpus.iter().position(has)
         };
         let words = |minor: &u32| match named(minor).and_then(|position| site.gpus.get(position)) {
@@ -245,7 +245,7 @@ impl Audit {
                     _ => had(gpus),
                 };
                 let (who, container) = (who(pod), container());
-                found.push(What::RanWithoutAllocation {
+                found.push(FindingKind::RanWithoutAllocation {
                     who,
                     container,
                     found: what,
@@ -262,7 +262,7 @@ impl Audit {
             });
             names.collect::<Vec<_>>().join(" and ")
         };
-        let elsewhere = |what: String| What::RanElsewhere {
+        let elsewhere = |what: String| FindingKind::RanElsewhere {
             who: who(pod),
             container: container(),
             allocated: allocated(),
@@ -331,14 +331,14 @@ impl Audit {
             return;
         }
         let card = gpu.card.clone();
-        let mut by: Vec<Share> = Vec::new();
+        let mut by: Vec<PodMemory> = Vec::new();
         for (id, (uid, memory)) in &gpu.used {
             let Some(run) = self.runs.get(&(node.to_owned(), id.clone())) else {
                 continue;
             };
             match by.iter_mut().find(|share| share.uid == *uid) {
                 Some(share) => share.memory = share.memory.saturating_add(*memory),
-                None => by.push(Share {
+                None => by.push(PodMemory {
                     pod: run.pod.key(),
                     uid: uid.clone(),
                     memory: *memory,
@@ -346,7 +346,7 @@ impl Audit {
             }
         }
         by.sort_by(|a, b| (b.memory, &a.pod, &a.uid).cmp(&(a.memory, &b.pod, &b.uid)));
-        let now = What::OvercommittedByReports {
+        let now = FindingKind::OvercommittedByReports {
             card,
             capacity,
             used,
@@ -356,7 +356,7 @@ impl Audit {
             None => self.found(at, now),
             Some(number) => {
                 if let Some(finding) = self.findings.get_mut(number)
-                    && matches!(&finding.what, What::OvercommittedByReports { used: most, .. } if used > *most)
+                    && matches!(&finding.what, FindingKind::OvercommittedByReports { used: most, .. } if used > *most)
                 {
                     finding.what = now;
                 }
@@ -374,25 +374,25 @@ impl Audit {
         }
         let containers = self.early.values().map(Vec::len).sum::<usize>() as u64;
         if containers > 0 {
-            self.found(end, What::ReportsUnmatched { containers });
+            self.found(end, FindingKind::ReportsUnmatched { containers });
         }
     }
 }
 
 /// Return a finding if a container with a grant has a variable that lets NVIDIA's runtime add GPUs.
-fn not_void(pod: &Pod, report: &Report) -> Option<What> {
+fn not_void(pod: &Pod, report: &ContainerReport) -> Option<FindingKind> {
     let visible = report.env.get(names::VISIBLE_DEVICES);
-    (visible.map(String::as_str) != Some(names::VISIBLE_NONE)).then(|| What::NotVoid {
+    (visible.map(String::as_str) != Some(names::VISIBLE_NONE)).then(|| FindingKind::NotVoid {
         who: who(pod),
         container: report.container.clone(),
         found: visible.cloned(),
     })
 }
 
-fn told(pod: &Pod, report: &Report, variable: &'static str, expected: String, found: &mut Vec<What>) {
+fn told(pod: &Pod, report: &ContainerReport, variable: &'static str, expected: String, found: &mut Vec<FindingKind>) {
     let said = report.env.get(variable);
     if said != Some(&expected) {
-        found.push(What::ToldWrong {
+        found.push(FindingKind::ToldWrong {
             who: who(pod),
             container: report.container.clone(),
             variable,

@@ -1,6 +1,6 @@
 use divvy_model::MiB;
 
-use super::finding::{Moment, Share, What};
+use super::finding::{FindingKind, Moment, PodMemory};
 use super::{Audit, who};
 
 impl Audit {
@@ -25,12 +25,12 @@ impl Audit {
             return;
         }
         let card = gpu.card.clone();
-        let mut by: Vec<Share> = gpu
+        let mut by: Vec<PodMemory> = gpu
             .booked
             .iter()
             .filter_map(|(uid, booking)| {
                 let pod = self.pods.get(uid)?.pod.key();
-                Some(Share {
+                Some(PodMemory {
                     pod,
                     uid: uid.to_string(),
                     memory: booking.memory,
@@ -40,11 +40,11 @@ impl Audit {
         by.sort_by(|a, b| (b.memory, &a.pod, &a.uid).cmp(&(a.memory, &b.pod, &b.uid)));
         let known = over.and_then(|number| self.findings.get(number)).map(|finding| &finding.what);
         let (most, before, shrunk) = match known {
-            Some(What::Overcommitted { booked, ran, shrunk, .. }) => (*booked, *ran, *shrunk),
+            Some(FindingKind::Overcommitted { booked, ran, shrunk, .. }) => (*booked, *ran, *shrunk),
             _ => (MiB::ZERO, false, by_node),
         };
         let ran = running > capacity;
-        let now = What::Overcommitted {
+        let now = FindingKind::Overcommitted {
             card,
             capacity,
             booked: sum,
@@ -81,7 +81,7 @@ impl Audit {
                 .iter()
                 .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(*memory));
             if for_ms > self.limits.leak_ms && held > MiB::ZERO {
-                late.push(What::StuckDeleting {
+                late.push(FindingKind::StuckDeleting {
                     who: who(&tracked.pod),
                     node: node.clone(),
                     held,
@@ -102,10 +102,10 @@ impl Audit {
             let pods = if site.known { site.missed } else { site.allocated };
             if pods > 0 {
                 let (node, gone) = (name.clone(), !site.known && self.nodes_listed);
-                found.push((end, What::NodeUnknown { node, pods, gone }));
+                found.push((end, FindingKind::NodeUnknown { node, pods, gone }));
             }
             for suspect in std::mem::take(&mut site.suspects) {
-                if !(site.reports && matches!(suspect.what, What::GivenEarly { .. })) {
+                if !(site.reports && matches!(suspect.what, FindingKind::GivenEarly { .. })) {
                     found.push((suspect.at, suspect.what));
                 }
             }
@@ -116,8 +116,8 @@ impl Audit {
                 });
                 let (card, held) = (gpu.card.clone(), gpu.held);
                 match long {
-                    Some((held, since, for_ms)) => found.push((since, What::HeldLong { card, held, for_ms })),
-                    None if held > MiB::ZERO => found.push((end, What::HeldNow { card, held })),
+                    Some((held, since, for_ms)) => found.push((since, FindingKind::HeldLong { card, held, for_ms })),
+                    None if held > MiB::ZERO => found.push((end, FindingKind::HeldNow { card, held })),
                     None => {}
                 }
             }
@@ -129,8 +129,8 @@ impl Audit {
     }
 
     /// For a finding that a node does not list a GPU, add the name of another node that does.
-    pub(super) fn complete(&self, mut what: What) -> What {
-        if let What::NotOnNode { gpu, elsewhere, .. } = &mut what {
+    pub(super) fn complete(&self, mut what: FindingKind) -> FindingKind {
+        if let FindingKind::NotOnNode { gpu, elsewhere, .. } = &mut what {
             let mut sites = self.sites.iter();
             *elsewhere = sites
                 .find(|(_, site)| site.position_of(gpu).is_some())

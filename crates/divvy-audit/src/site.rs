@@ -3,23 +3,23 @@ use std::sync::Arc;
 
 use divvy_model::{Allocation, Health, Held, MemoryUnit, MiB, Node, Pod};
 
-use super::finding::{Card, Moment, What};
-use super::gpu::{self, Gpu};
-use super::{Limits, who};
+use super::finding::{AuditedCard, FindingKind, Moment};
+use super::gpu::{self, AuditedGpu};
+use super::{AuditLimits, who};
 
 /// A suspicion that may only be due to the order in which two watches were recorded. It becomes a finding if the next state of
 /// the node does not explain it.
 #[derive(Debug)]
 pub(super) struct Suspect {
     pub(super) at: Moment,
-    pub(super) what: What,
+    pub(super) what: FindingKind,
     /// The position of the GPU whose memory is in question.
     pub(super) position: Option<usize>,
 }
 
 /// A node: the GPUs that it lists, and the pods on it.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct AuditedNode {
     /// Whether the node's object was seen.
     pub(super) known: bool,
     pub(super) revision: Option<u64>,
@@ -27,7 +27,7 @@ pub(super) struct Site {
     /// The units in which the node's pods may request memory, the node's own unit first.
     pub(super) units: Vec<MemoryUnit>,
     /// GPUs that the node lists or has listed, in the order in which they were first seen.
-    pub(super) gpus: Vec<Gpu>,
+    pub(super) gpus: Vec<AuditedGpu>,
     by_uuid: BTreeMap<String, usize>,
     pub(super) pods: BTreeSet<Arc<str>>,
     /// The number of pods that were allocated something here before the node's object was seen.
@@ -39,9 +39,9 @@ pub(super) struct Site {
     pub(super) reports: bool,
 }
 
-impl Site {
-    pub(super) fn new(unit: MemoryUnit) -> Site {
-        Site {
+impl AuditedNode {
+    pub(super) fn new(unit: MemoryUnit) -> AuditedNode {
+        AuditedNode {
             known: false,
             revision: None,
             generation: 0,
@@ -98,7 +98,7 @@ impl Site {
 
     /// Process a new state of the node's object. Return whether the change affects the pods on the node, and findings about
     /// memory that was held too long and is now released, as (since, until, finding).
-    pub(super) fn update(&mut self, at: Moment, node: &Node, limits: &Limits) -> (bool, Vec<(Moment, Moment, What)>) {
+    pub(super) fn update(&mut self, at: Moment, node: &Node, limits: &AuditLimits) -> (bool, Vec<(Moment, Moment, FindingKind)>) {
         let (units, listed) = gpu::listed(node, limits.unit);
         let mut news = !self.known || self.units != units;
         (self.known, self.revision, self.units) = (true, at.revision, units);
@@ -113,8 +113,8 @@ impl Site {
                 if let Some(uuid) = &listed.uuid {
                     self.by_uuid.insert(uuid.clone(), self.gpus.len());
                 }
-                self.gpus.push(Gpu {
-                    card: Card {
+                self.gpus.push(AuditedGpu {
+                    card: AuditedCard {
                         node: node.name.clone(),
                         index: listed.index,
                         uuid: listed.uuid.clone(),
@@ -156,7 +156,7 @@ impl Site {
             });
             if let Some((held, since, for_ms)) = most {
                 let card = gpu.card.clone();
-                long.push((since, at, What::HeldLong { card, held, for_ms }));
+                long.push((since, at, FindingKind::HeldLong { card, held, for_ms }));
             }
             gpu.failed = match (listed.health, gpu.failed.take()) {
                 (Health::Ok, _) => None,
@@ -173,9 +173,9 @@ impl Site {
         let mut found = Vec::new();
         for suspect in std::mem::take(&mut self.suspects) {
             let explained = match (&suspect.what, suspect.position.and_then(|position| self.gpus.get(position))) {
-                (What::NotOnNode { gpu, .. }, _) => self.by_uuid.contains_key(gpu),
+                (FindingKind::NotOnNode { gpu, .. }, _) => self.by_uuid.contains_key(gpu),
                 // Recorded late: by its revision, the node's state is older than the binding.
-                (What::GivenEarly { capacity, booked, .. }, Some(gpu)) => {
+                (FindingKind::GivenEarly { capacity, booked, .. }, Some(gpu)) => {
                     at.revision < suspect.at.revision && booked.saturating_add(gpu.held) <= *capacity
                 }
                 _ => false,
@@ -183,7 +183,7 @@ impl Site {
             if explained {
                 continue;
             }
-            let waits_on = self.reports && matches!(suspect.what, What::GivenEarly { .. });
+            let waits_on = self.reports && matches!(suspect.what, FindingKind::GivenEarly { .. });
             if waits_on || (at.revision.is_some() && at.revision < suspect.at.revision) {
                 self.suspects.push(suspect);
             } else {
@@ -194,7 +194,14 @@ impl Site {
     }
 
     /// Check a pod's allocation, now that its node is known.
-    pub(super) fn check(&self, node: &str, pod: &Pod, at: Moment, newly: bool, limits: &Limits) -> Vec<Result<What, Suspect>> {
+    pub(super) fn check(
+        &self,
+        node: &str,
+        pod: &Pod,
+        at: Moment,
+        newly: bool,
+        limits: &AuditLimits,
+    ) -> Vec<Result<FindingKind, Suspect>> {
         let mut found = Vec::new();
         let who = || who(pod);
         let mut missing = Vec::new();
@@ -207,7 +214,7 @@ impl Site {
                 );
                 if allocated != asked {
                     let memory = |units: u64| self.unit().memory(units).unwrap_or(MiB(u64::MAX));
-                    found.push(Ok(What::NotAsAsked {
+                    found.push(Ok(FindingKind::NotAsAsked {
                         who: who(),
                         container: None,
                         asked: memory(asked),
@@ -230,7 +237,7 @@ impl Site {
                             if let (Some((_, reason)), Some(for_ms)) = (failed, for_ms)
                                 && for_ms > limits.failed_ms
                             {
-                                found.push(Ok(What::BoundToFailed {
+                                found.push(Ok(FindingKind::BoundToFailed {
                                     who: who(),
                                     card: gpu.card.clone(),
                                     reason: reason.clone(),
@@ -247,7 +254,7 @@ impl Site {
                     .any(|unit| allocation.is_in(*unit, &pod.request))
                 {
                     for (container, asked, allocated) in allocation.differs(self.unit(), &pod.request) {
-                        found.push(Ok(What::NotAsAsked {
+                        found.push(Ok(FindingKind::NotAsAsked {
                             who: who(),
                             container: container.map(str::to_owned),
                             asked,
@@ -258,7 +265,7 @@ impl Site {
             }
         }
         for gpu in missing {
-            let what = What::NotOnNode {
+            let what = FindingKind::NotOnNode {
                 who: who(),
                 node: node.to_owned(),
                 gpu,

@@ -2,7 +2,7 @@ use std::fmt;
 
 use divvy_model::PodKey;
 
-use super::finding::{Card, Level, Share, What, Who};
+use super::finding::{AuditedCard, FindingKind, FindingLevel, PodMemory, Who};
 
 /// Format a duration in milliseconds, rounded down to seconds: `10 min 3 s`.
 fn span(ms: i64) -> String {
@@ -14,7 +14,7 @@ fn span(ms: i64) -> String {
     }
 }
 
-fn shares(by: &[Share]) -> String {
+fn shares(by: &[PodMemory]) -> String {
     const SHOWN: usize = 8;
     let mut text: Vec<String> = by
         .iter()
@@ -27,11 +27,13 @@ fn shares(by: &[Share]) -> String {
     text.join(", ")
 }
 
-impl What {
+impl FindingKind {
     /// Return the GPU that the finding is about; `None` if it is not about one GPU, or if only a history can have it.
-    pub fn card(&self) -> Option<&Card> {
+    pub fn card(&self) -> Option<&AuditedCard> {
         match self {
-            What::Overcommitted { card, .. } | What::HeldLong { card, .. } | What::HeldNow { card, .. } => Some(card),
+            FindingKind::Overcommitted { card, .. } | FindingKind::HeldLong { card, .. } | FindingKind::HeldNow { card, .. } => {
+                Some(card)
+            }
             _ => None,
         }
     }
@@ -39,13 +41,13 @@ impl What {
     /// Return the names and UIDs of the pods that the finding is about; none if only a history can have it.
     pub fn pods(&self) -> Vec<(&PodKey, &str)> {
         match self {
-            What::Overcommitted { by, .. } => by.iter().map(|share| (&share.pod, share.uid.as_str())).collect(),
-            What::AllocatedUnbound { who }
-            | What::BoundWithoutAllocation { who, .. }
-            | What::Unreadable { who, .. }
-            | What::NotOnNode { who, .. }
-            | What::NotAsAsked { who, .. }
-            | What::StuckDeleting { who, .. } => vec![(&who.pod, who.uid.as_str())],
+            FindingKind::Overcommitted { by, .. } => by.iter().map(|share| (&share.pod, share.uid.as_str())).collect(),
+            FindingKind::AllocatedUnbound { who }
+            | FindingKind::BoundWithoutAllocation { who, .. }
+            | FindingKind::Unreadable { who, .. }
+            | FindingKind::NotOnNode { who, .. }
+            | FindingKind::NotAsAsked { who, .. }
+            | FindingKind::StuckDeleting { who, .. } => vec![(&who.pod, who.uid.as_str())],
             _ => Vec::new(),
         }
     }
@@ -53,42 +55,42 @@ impl What {
     /// Return a stable identifier for programs: lowercase words joined by hyphens.
     pub fn id(&self) -> &'static str {
         match self {
-            What::Overcommitted { ran: true, .. } => "gpu-overcommitted",
-            What::Overcommitted { ran: false, .. } => "gpu-promised-twice",
-            What::OvercommittedByReports { .. } => "gpu-overcommitted-by-reports",
-            What::GivenEarly { .. } => "given-before-its-end-was-seen",
-            What::AllocationChanged { .. } => "allocation-changed",
-            What::AllocatedUnbound { .. } => "allocated-unbound",
-            What::BoundWithoutAllocation { .. } => "bound-without-allocation",
-            What::Unreadable { .. } => "allocation-unreadable",
-            What::NotOnNode { .. } => "gpu-not-on-node",
-            What::NotAsAsked { .. } => "allocation-not-as-asked",
-            What::BoundToFailed { .. } => "bound-to-failed-gpu",
-            What::RanElsewhere { .. } => "ran-elsewhere",
-            What::RanWithoutAllocation { .. } => "ran-without-allocation",
-            What::ToldWrong { .. } => "told-wrong",
-            What::NotVoid { .. } => "not-void",
-            What::HeldLong { .. } => "memory-held-long",
-            What::HeldNow { .. } => "memory-held-now",
-            What::StuckDeleting { .. } => "stuck-deleting",
-            What::OutlivedPod { .. } => "container-outlived-pod",
-            What::Gap { .. } => "history-gap",
-            What::ListUnfinished { .. } => "list-unfinished",
-            What::NodeUnknown { .. } => "node-unknown",
-            What::ReportsUnmatched { .. } => "reports-unmatched",
+            FindingKind::Overcommitted { ran: true, .. } => "gpu-overcommitted",
+            FindingKind::Overcommitted { ran: false, .. } => "gpu-promised-twice",
+            FindingKind::OvercommittedByReports { .. } => "gpu-overcommitted-by-reports",
+            FindingKind::GivenEarly { .. } => "given-before-its-end-was-seen",
+            FindingKind::AllocationChanged { .. } => "allocation-changed",
+            FindingKind::AllocatedUnbound { .. } => "allocated-unbound",
+            FindingKind::BoundWithoutAllocation { .. } => "bound-without-allocation",
+            FindingKind::Unreadable { .. } => "allocation-unreadable",
+            FindingKind::NotOnNode { .. } => "gpu-not-on-node",
+            FindingKind::NotAsAsked { .. } => "allocation-not-as-asked",
+            FindingKind::BoundToFailed { .. } => "bound-to-failed-gpu",
+            FindingKind::RanElsewhere { .. } => "ran-elsewhere",
+            FindingKind::RanWithoutAllocation { .. } => "ran-without-allocation",
+            FindingKind::ToldWrong { .. } => "told-wrong",
+            FindingKind::NotVoid { .. } => "not-void",
+            FindingKind::HeldLong { .. } => "memory-held-long",
+            FindingKind::HeldNow { .. } => "memory-held-now",
+            FindingKind::StuckDeleting { .. } => "stuck-deleting",
+            FindingKind::OutlivedPod { .. } => "container-outlived-pod",
+            FindingKind::Gap { .. } => "history-gap",
+            FindingKind::ListUnfinished { .. } => "list-unfinished",
+            FindingKind::NodeUnknown { .. } => "node-unknown",
+            FindingKind::ReportsUnmatched { .. } => "reports-unmatched",
         }
     }
 
     /// Return how serious the finding is.
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> FindingLevel {
         match self {
-            What::GivenEarly { .. }
-            | What::Gap { .. }
-            | What::ListUnfinished { .. }
-            | What::NodeUnknown { .. }
-            | What::ReportsUnmatched { .. } => Level::Doubt,
-            What::HeldNow { .. } => Level::Note,
-            _ => Level::Fault,
+            FindingKind::GivenEarly { .. }
+            | FindingKind::Gap { .. }
+            | FindingKind::ListUnfinished { .. }
+            | FindingKind::NodeUnknown { .. }
+            | FindingKind::ReportsUnmatched { .. } => FindingLevel::Doubt,
+            FindingKind::HeldNow { .. } => FindingLevel::Note,
+            _ => FindingLevel::Fault,
         }
     }
 
@@ -100,7 +102,7 @@ impl What {
         let describe_and_delete = |who: &Who| format!("{}, then {}", describe(&who.pod), delete(&who.pod));
         let blocked = "no other pod gets this memory in the meantime";
         Some(match self {
-            What::Overcommitted { ran, by, .. } => (
+            FindingKind::Overcommitted { ran, by, .. } => (
                 if *ran {
                     "programs that use all of their memory run out of it, and which of them fails is a matter of chance"
                 } else {
@@ -115,7 +117,7 @@ impl What {
                     None => "divvy inspect gpushare -d".to_owned(),
                 },
             ),
-            What::AllocatedUnbound { who } => (
+            FindingKind::AllocatedUnbound { who } => (
                 "only the extender writes allocations, together with the Binding; another client wrote this one",
                 format!(
                     "find who wrote it (kubectl get pod -n {} {} -o yaml --show-managed-fields), install the admission policies (Helm: policies.enabled=true), and replace the pod: {}",
@@ -124,41 +126,41 @@ impl What {
                     delete(&who.pod)
                 ),
             ),
-            What::BoundWithoutAllocation { who, .. } => (
+            FindingKind::BoundWithoutAllocation { who, .. } => (
                 "its containers cannot start, and the kubelet counts its units as used: the scheduler did not call the extender",
                 format!(
                     "check that the scheduler calls the extender (divvy scheduler-config --check), then {}",
                     delete(&who.pod)
                 ),
             ),
-            What::Unreadable { who, .. } => (
+            FindingKind::Unreadable { who, .. } => (
                 "no memory is counted for it, and its containers cannot start",
                 describe_and_delete(who),
             ),
-            What::NotOnNode { who, .. } => (
+            FindingKind::NotOnNode { who, .. } => (
                 "its containers cannot start, and its memory is not counted anywhere",
                 describe_and_delete(who),
             ),
-            What::NotAsAsked { who, .. } => (
+            FindingKind::NotAsAsked { who, .. } => (
                 "Divvy counts more or less memory than its containers may use",
                 describe_and_delete(who),
             ),
-            What::HeldLong { card, .. } => (
+            FindingKind::HeldLong { card, .. } => (
                 blocked,
                 format!(
                     "on node {}, find the container of the deleted pod (crictl ps) and end it (crictl stop)",
                     card.node
                 ),
             ),
-            What::HeldNow { .. } => (blocked, "run the audit again in a minute: divvy audit".to_owned()),
-            What::StuckDeleting { who, node, .. } => (
+            FindingKind::HeldNow { .. } => (blocked, "run the audit again in a minute: divvy audit".to_owned()),
+            FindingKind::StuckDeleting { who, node, .. } => (
                 blocked,
                 format!(
                     "check that node {node} is ready (kubectl get node {node}) and that no finalizer keeps the pod: {}",
                     describe(&who.pod)
                 ),
             ),
-            What::NodeUnknown { node, .. } => (
+            FindingKind::NodeUnknown { node, .. } => (
                 "without the sizes of its GPUs, the audit cannot tell whether memory was given twice",
                 format!(
                     "Kubernetes deletes the pods of a deleted node; list those that are left: kubectl get pods -A --field-selector spec.nodeName={node}"
@@ -169,10 +171,10 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
+impl fmt::Display for FindingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            What::Overcommitted {
+            FindingKind::Overcommitted {
                 card,
                 capacity,
                 booked,
@@ -187,7 +189,7 @@ impl fmt::Display for What {
                     (false, false) => "; not all of their containers ran at once",
                 })
             }
-            What::OvercommittedByReports {
+            FindingKind::OvercommittedByReports {
                 card,
                 capacity,
                 used,
@@ -197,7 +199,7 @@ impl fmt::Display for What {
                 "{card} offers {capacity}, and containers with {used} ran on it at once, by their own reports: {}",
                 shares(by)
             ),
-            What::GivenEarly {
+            FindingKind::GivenEarly {
                 card,
                 capacity,
                 booked,
@@ -208,19 +210,19 @@ impl fmt::Display for What {
                 "pod {} was bound to {card} while containers of deleted pods may still have held {held} of it ({booked} allocated, {capacity} in all)",
                 newcomer.pod
             ),
-            What::AllocationChanged { who, before, after } => write!(
+            FindingKind::AllocationChanged { who, before, after } => write!(
                 f,
                 "the allocation of pod {} was changed after its binding: from {before} to {after}",
                 who.pod
             ),
-            What::AllocatedUnbound { who } => write!(f, "pod {} has an allocation but is not bound to a node", who.pod),
-            What::BoundWithoutAllocation { who, node, units } => write!(
+            FindingKind::AllocatedUnbound { who } => write!(f, "pod {} has an allocation but is not bound to a node", who.pod),
+            FindingKind::BoundWithoutAllocation { who, node, units } => write!(
                 f,
                 "pod {} asks for {units} units of GPU memory and was bound to node {node} without an allocation",
                 who.pod
             ),
-            What::Unreadable { who, node, error } => write!(f, "pod {} on node {node}: {error}", who.pod),
-            What::NotOnNode {
+            FindingKind::Unreadable { who, node, error } => write!(f, "pod {} on node {node}: {error}", who.pod),
+            FindingKind::NotOnNode {
                 who,
                 node,
                 gpu,
@@ -236,7 +238,7 @@ impl fmt::Display for What {
                     None => Ok(()),
                 }
             }
-            What::NotAsAsked {
+            FindingKind::NotAsAsked {
                 who,
                 container,
                 asked,
@@ -247,7 +249,7 @@ impl fmt::Display for What {
                 }
                 write!(f, "pod {} asks for {asked} and was allocated {allocated}", who.pod)
             }
-            What::BoundToFailed {
+            FindingKind::BoundToFailed {
                 who,
                 card,
                 reason,
@@ -258,7 +260,7 @@ impl fmt::Display for What {
                 who.pod,
                 span(*for_ms)
             ),
-            What::RanElsewhere {
+            FindingKind::RanElsewhere {
                 who,
                 container,
                 allocated,
@@ -268,14 +270,14 @@ impl fmt::Display for What {
                 "container {container} of pod {} was allocated {allocated} and ran with {found}",
                 who.pod
             ),
-            What::RanWithoutAllocation { who, container, found } => {
+            FindingKind::RanWithoutAllocation { who, container, found } => {
                 write!(
                     f,
                     "container {container} of pod {} ran with {found}, but nothing was allocated to it",
                     who.pod
                 )
             }
-            What::ToldWrong {
+            FindingKind::ToldWrong {
                 who,
                 container,
                 variable,
@@ -287,39 +289,39 @@ impl fmt::Display for What {
                 who.pod,
                 found.as_deref().unwrap_or("(not set)")
             ),
-            What::NotVoid { who, container, found } => write!(
+            FindingKind::NotVoid { who, container, found } => write!(
                 f,
                 "container {container} of pod {} ran with NVIDIA_VISIBLE_DEVICES={}; the right value is void",
                 who.pod,
                 found.as_deref().unwrap_or("(not set)")
             ),
-            What::HeldLong { card, held, for_ms } => write!(
+            FindingKind::HeldLong { card, held, for_ms } => write!(
                 f,
                 "{held} of {card} were held for {} by containers whose pods are gone",
                 span(*for_ms)
             ),
-            What::HeldNow { card, held } => write!(f, "{held} of {card} are held by containers whose pods are gone"),
-            What::StuckDeleting { who, node, held, for_ms } => write!(
+            FindingKind::HeldNow { card, held } => write!(f, "{held} of {card} are held by containers whose pods are gone"),
+            FindingKind::StuckDeleting { who, node, held, for_ms } => write!(
                 f,
                 "pod {} on node {node} should have been gone {} ago and still holds {held}",
                 who.pod,
                 span(*for_ms)
             ),
-            What::OutlivedPod { who, container, for_ms } => write!(
+            FindingKind::OutlivedPod { who, container, for_ms } => write!(
                 f,
                 "container {container} of pod {} still ran {} after its pod was deleted or had ended",
                 who.pod,
                 span(*for_ms)
             ),
-            What::Gap { of, why } => {
+            FindingKind::Gap { of, why } => {
                 write!(f, "changes of {of} were not recorded for a while")?;
                 match why {
                     Some(why) => write!(f, ": {why}"),
                     None => Ok(()),
                 }
             }
-            What::ListUnfinished { of } => write!(f, "a list of {of} has no end"),
-            What::NodeUnknown { node, pods, gone } => {
+            FindingKind::ListUnfinished { of } => write!(f, "a list of {of} has no end"),
+            FindingKind::NodeUnknown { node, pods, gone } => {
                 let (pods, were) = match pods {
                     1 => ("1 pod".to_owned(), "was"),
                     _ => (format!("{pods} pods"), "were"),
@@ -331,7 +333,7 @@ impl fmt::Display for What {
                 };
                 write!(f, "{pods} {were} allocated GPUs of node {node}, {why}")
             }
-            What::ReportsUnmatched { containers } => {
+            FindingKind::ReportsUnmatched { containers } => {
                 write!(
                     f,
                     "{containers} containers reported, and the history says nothing about their pods"

@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use divvy_model::MigDevice;
 use serde::{Deserialize, Serialize};
 
-use super::generate::nvidia::{self, Gpu, Mig, SHARED};
+use super::generate::nvidia::{self, Mig, NvidiaGpu, SHARED};
 use divvy_host::{Root, Tree};
 
-use super::generate::{Error, Generated, Options, proc};
+use super::generate::{GenerateError, GenerateOptions, Generated, proc};
 use super::{NVIDIA_KIND, Spec, stale};
 
 /// The file that `ldconfig` rewrites whenever a driver is installed.
@@ -29,7 +29,7 @@ const DIRECTORIES: [&str; 6] = [
 /// A GPU as NVML, the driver's library, describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Place {
+pub struct NvmlGpu {
     /// NVML's index, from 0.
     pub index: u32,
     /// The UUID, in the form `GPU-…`.
@@ -50,7 +50,7 @@ pub struct Basis {
     /// The version of the driver that is loaded.
     pub driver: String,
     /// The machine's GPUs, with their MIG devices.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<NvidiaGpu>,
     /// The directory on the machine in which the driver is installed: `/`, or the root of a driver container.
     pub driver_root: String,
     /// The state of `driver_root`; `None` if it has no files of a driver.
@@ -71,12 +71,12 @@ pub struct RootState {
 impl Basis {
     /// Read a machine's state. `told` is the driver version that NVML reports; the version that the kernel reports takes
     /// precedence. Return `None` if neither is a valid version.
-    pub fn read(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[Place]) -> Option<Basis> {
+    pub fn read(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[NvmlGpu]) -> Option<Basis> {
         let driver = crate::driver_version::loaded_driver(tree)
             .or_else(|| crate::driver_version::is_version(told).then(|| told.to_owned()))?;
-        let gpus: Vec<Gpu> = gpus
+        let gpus: Vec<NvidiaGpu> = gpus
             .iter()
-            .map(|gpu| Gpu {
+            .map(|gpu| NvidiaGpu {
                 index: gpu.index,
                 uuid: Some(gpu.uuid.clone()),
                 minor: gpu.minor,
@@ -96,17 +96,17 @@ impl Basis {
     ///
     /// # Errors
     /// Fails if there is no driver or no GPU, or if the libraries do not match the loaded driver.
-    pub fn spec(&self, tree: &dyn Tree) -> Result<(Spec, Vec<String>), Error> {
+    pub fn spec(&self, tree: &dyn Tree) -> Result<(Spec, Vec<String>), GenerateError> {
         let (vendor, class) = NVIDIA_KIND.split_once('/').unwrap_or((NVIDIA_KIND, "gpu"));
-        let options = Options {
+        let options = GenerateOptions {
             class: class.to_owned(),
             driver_root: self.driver_root.clone(),
-            ..Options::new(vendor)
+            ..GenerateOptions::new(vendor)
         };
         let Generated { spec, notes } = nvidia::generate(tree, &self.gpus, Some(&self.driver), &options)?;
         let found = stale::driver_version(&spec);
         if found != Some(&self.driver) {
-            return Err(Error::OtherDriver {
+            return Err(GenerateError::OtherDriver {
                 driver: self.driver.clone(),
                 driver_root: self.driver_root.clone(),
                 found: found.unwrap_or("an unknown version").to_owned(),
@@ -117,7 +117,7 @@ impl Basis {
 }
 
 impl RootState {
-    fn read(tree: &dyn Tree, driver_root: &str, gpus: &[Gpu]) -> Option<RootState> {
+    fn read(tree: &dyn Tree, driver_root: &str, gpus: &[NvidiaGpu]) -> Option<RootState> {
         let (root, machine) = (Root::open(tree, driver_root)?, Root::open(tree, "/")?);
         let stamp = |path: &str| {
             let (real, _) = root.resolve(path)?;

@@ -2,7 +2,7 @@
 //!
 //! This module runs no program and loads no library: [`Tree`] provides the files, and [`nvidia::Gpu`] has what the driver reports about a GPU.
 //!
-//! A spec has no hooks, unless [`Options::hook`] requests one. Mounts do what NVIDIA's hooks do in a container: each library is mounted under every
+//! A spec has no hooks, unless [`GenerateOptions::hook`] requests one. Mounts do what NVIDIA's hooks do in a container: each library is mounted under every
 //! name that programs load it by, and in the directories that the loaders of Debian and of Red Hat search. Therefore a loader finds the library
 //! without an update of `ld.so.cache`.
 //!
@@ -26,9 +26,9 @@ use std::collections::BTreeMap;
 use thiserror::Error as ThisError;
 
 use super::name::{check_class, check_device, check_vendor};
-use super::{Device, DeviceNode, Edits, NameError, Problem, Spec, Version};
+use super::{CdiSpecDevice, CdiVersion, DeviceNode, Edits, NameError, Spec, SpecProblem};
 
-use divvy_host::{Kind, Root, Tree};
+use divvy_host::{FileKind, Root, Tree};
 pub use extras::{Channels, Extras};
 
 /// A naming scheme for devices.
@@ -44,7 +44,7 @@ pub enum Naming {
 
 /// Options for the generated spec.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct GenerateOptions {
     /// The vendor of the kind, such as `nvidia.com`.
     pub vendor: String,
     /// The class of the kind, such as `gpu`.
@@ -59,7 +59,7 @@ pub struct Options {
     /// Whether a container joins the group of each device node that only members of this group may open.
     pub groups: bool,
     /// The newest CDI version that readers understand. Features of later versions are left out.
-    pub newest: Version,
+    pub newest: CdiVersion,
     /// The directory in which the driver is installed: `/`, or the mounted root of a driver container.
     pub driver_root: String,
     /// The directory that contains `dev`; `None` selects the driver's root if it has device nodes, otherwise `/`.
@@ -71,17 +71,17 @@ pub struct Options {
     pub extras: Extras,
 }
 
-impl Options {
+impl GenerateOptions {
     /// Return the default options for a vendor.
-    pub fn new(vendor: &str) -> Options {
-        Options {
+    pub fn new(vendor: &str) -> GenerateOptions {
+        GenerateOptions {
             vendor: vendor.to_owned(),
             class: "gpu".to_owned(),
             naming: vec![Naming::Index, Naming::Uuid],
             only: Vec::new(),
             all: true,
             groups: true,
-            newest: Version::V1_1_0,
+            newest: CdiVersion::V1_1_0,
             driver_root: "/".to_owned(),
             dev_root: None,
             hook: None,
@@ -101,7 +101,7 @@ pub struct Generated {
 
 /// Why a spec cannot be generated.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-pub enum Error {
+pub enum GenerateError {
     /// The directory of an option does not exist on the machine.
     #[error("there is no directory {path} on this machine; {flag} specifies {what}")]
     NoRoot {
@@ -127,13 +127,13 @@ pub enum Error {
     /// The vendor or the class is not valid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// [`Options::newest`] lacks a feature that the spec cannot do without.
+    /// [`GenerateOptions::newest`] lacks a feature that the spec cannot do without.
     #[error("CDI {wanted} cannot express this spec: {field} has {what}, which is new in {needed}; allow at least {needed}")]
     Version {
         /// The newest version that is allowed.
-        wanted: Version,
+        wanted: CdiVersion,
         /// The version that is needed.
-        needed: Version,
+        needed: CdiVersion,
         /// The field that uses the feature.
         field: String,
         /// The feature.
@@ -156,7 +156,7 @@ pub enum Error {
 
 /// A device of the spec under construction.
 #[derive(Debug, Clone, Default)]
-struct Item {
+struct DraftDevice {
     /// The device's name by index.
     index: String,
     /// The device's name that stays the same when the order of GPUs changes.
@@ -170,7 +170,7 @@ struct Item {
 #[derive(Debug, Clone, Default)]
 struct Draft {
     common: Edits,
-    items: Vec<Item>,
+    items: Vec<DraftDevice>,
     driver: Option<String>,
     notes: Vec<String>,
 }
@@ -179,12 +179,12 @@ struct Draft {
 const NONE: &str = "NVCT_EMPTY_DEVICE=";
 
 impl Draft {
-    /// Keep only the requested devices, see [`Options::only`].
-    fn keep(&mut self, only: &[String]) -> Result<(), Error> {
+    /// Keep only the requested devices, see [`GenerateOptions::only`].
+    fn keep(&mut self, only: &[String]) -> Result<(), GenerateError> {
         if only.iter().any(|id| id == "none") {
-            let mut none = Item {
+            let mut none = DraftDevice {
                 index: "none".to_owned(),
-                ..Item::default()
+                ..DraftDevice::default()
             };
             none.edits.env.push(NONE.to_owned());
             self.items = vec![none];
@@ -193,10 +193,10 @@ impl Draft {
         if only.is_empty() || only.iter().any(|id| id == "all") {
             return Ok(());
         }
-        let is = |item: &Item, id: &String| item.index == *id || item.uuid.as_ref() == Some(id);
+        let is = |item: &DraftDevice, id: &String| item.index == *id || item.uuid.as_ref() == Some(id);
         if let Some(id) = only.iter().find(|id| !self.items.iter().any(|item| is(item, id))) {
             let there: Vec<&str> = self.items.iter().map(|item| item.index.as_str()).collect();
-            return Err(Error::NoGpu(format!(
+            return Err(GenerateError::NoGpu(format!(
                 "there is no device {id:?} on this machine; the indices are {}, and the UUID of a GPU works as well",
                 there.join(", ")
             )));
@@ -206,12 +206,12 @@ impl Draft {
     }
 
     /// Assemble, shrink, and validate the spec.
-    fn finish(mut self, options: &Options) -> Result<Generated, Error> {
+    fn finish(mut self, options: &GenerateOptions) -> Result<Generated, GenerateError> {
         check_vendor(&options.vendor)?;
         check_class(&options.class)?;
         self.keep(&options.only)?;
         tidy(&mut self.common);
-        let mut devices: Vec<Device> = Vec::new();
+        let mut devices: Vec<CdiSpecDevice> = Vec::new();
         let mut all = Edits::default();
         for item in &mut self.items {
             tidy(&mut item.edits);
@@ -228,20 +228,20 @@ impl Draft {
                 // Partitions of one card share the card's ID: the device of this name has all partitions.
                 match devices.iter_mut().find(|device| device.name == name) {
                     Some(device) => device.container_edits.merge(&item.edits),
-                    None => devices.push(Device {
+                    None => devices.push(CdiSpecDevice {
                         name,
                         container_edits: item.edits.clone(),
-                        ..Device::default()
+                        ..CdiSpecDevice::default()
                     }),
                 }
             }
         }
         tidy(&mut all);
         if options.all && !all.is_empty() && devices.iter().all(|device| device.name != "all") {
-            devices.push(Device {
+            devices.push(CdiSpecDevice {
                 name: "all".to_owned(),
                 container_edits: all,
-                ..Device::default()
+                ..CdiSpecDevice::default()
             });
         }
         if !options.groups {
@@ -261,15 +261,15 @@ impl Draft {
             ..Spec::default()
         };
         fit(&mut spec, options.newest, &mut self.notes)?;
-        spec.cdi_version = Version::least_for(&spec).to_string();
-        match spec.problems().iter().map(Problem::to_string).next() {
-            Some(problem) => Err(Error::Invalid(problem)),
+        spec.cdi_version = CdiVersion::least_for(&spec).to_string();
+        match spec.problems().iter().map(SpecProblem::to_string).next() {
+            Some(problem) => Err(GenerateError::Invalid(problem)),
             None => Ok(Generated { spec, notes: self.notes }),
         }
     }
 }
 
-fn names(item: &Item, naming: &[Naming]) -> Vec<String> {
+fn names(item: &DraftDevice, naming: &[Naming]) -> Vec<String> {
     let name = |naming: &Naming| match naming {
         Naming::Index => Some(item.index.clone()),
         Naming::Uuid => item.uuid.clone(),
@@ -305,8 +305,8 @@ fn without(edits: &mut Edits, common: &Edits) {
 }
 
 /// Remove what the newest allowed version cannot express, and add a note about it.
-fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), Error> {
-    if newest < Version::V0_7_0 {
+fn fit(spec: &mut Spec, newest: CdiVersion, notes: &mut Vec<String>) -> Result<(), GenerateError> {
+    if newest < CdiVersion::V0_7_0 {
         let mut edits: Vec<&mut Edits> = spec.devices.iter_mut().map(|device| &mut device.container_edits).collect();
         edits.push(&mut spec.container_edits);
         let dropped = edits.iter().any(|edits| !edits.additional_gids.is_empty());
@@ -321,14 +321,14 @@ fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), 
             ));
         }
     }
-    if newest < Version::V0_6_0 && !spec.annotations.is_empty() {
+    if newest < CdiVersion::V0_6_0 && !spec.annotations.is_empty() {
         spec.annotations.clear();
         notes.push(format!(
             "CDI {newest} has no annotations: only the file names in the spec show which driver it was made for"
         ));
     }
     match super::version::needs(spec).into_iter().find(|need| need.version > newest) {
-        Some(need) => Err(Error::Version {
+        Some(need) => Err(GenerateError::Version {
             wanted: newest,
             needed: need.version,
             field: need.field,
@@ -339,22 +339,22 @@ fn fit(spec: &mut Spec, newest: Version, notes: &mut Vec<String>) -> Result<(), 
 }
 
 /// The machine's device nodes, below the directory that has `/dev`.
-struct Nodes<'t> {
+struct DeviceNodeTree<'t> {
     root: Root<'t>,
 }
 
-impl<'t> Nodes<'t> {
+impl<'t> DeviceNodeTree<'t> {
     /// Select the directory that has `/dev`: `--dev-root` if it is given, otherwise the driver's root if it has the device node `sign` (as in a
     /// driver container), otherwise the machine's root.
-    fn find(tree: &'t dyn Tree, options: &Options, sign: &str) -> Result<Nodes<'t>, Error> {
+    fn find(tree: &'t dyn Tree, options: &GenerateOptions, sign: &str) -> Result<DeviceNodeTree<'t>, GenerateError> {
         if let Some(path) = &options.dev_root {
-            return Ok(Nodes {
+            return Ok(DeviceNodeTree {
                 root: open_root(tree, path, "--dev-root", "where /dev is")?,
             });
         }
         let driver = Root::open(tree, &options.driver_root).filter(|root| root.resolve(sign).is_some());
         let root = driver.or_else(|| Root::open(tree, "/"));
-        root.map(|root| Nodes { root }).ok_or_else(|| Error::NoRoot {
+        root.map(|root| DeviceNodeTree { root }).ok_or_else(|| GenerateError::NoRoot {
             path: "/".to_owned(),
             flag: "--dev-root",
             what: "where /dev is",
@@ -364,7 +364,7 @@ impl<'t> Nodes<'t> {
     fn has(&self, path: &str) -> bool {
         self.root
             .resolve(path)
-            .is_some_and(|(_, entry)| entry.kind != Kind::Directory)
+            .is_some_and(|(_, entry)| entry.kind != FileKind::Directory)
     }
 
     /// Add a device node to the edits if it exists, and report whether it does.
@@ -380,7 +380,7 @@ impl<'t> Nodes<'t> {
         there
     }
 
-    /// Add a device node that compute programs open, as [`Nodes::add`] does. If only the node's group may open it, the container
+    /// Add a device node that compute programs open, as [`DeviceNodeTree::add`] does. If only the node's group may open it, the container
     /// also joins that group.
     fn add_with_group(&self, edits: &mut Edits, path: &str) -> bool {
         let there = self.add(edits, path);
@@ -399,8 +399,8 @@ impl<'t> Nodes<'t> {
     }
 }
 
-fn open_root<'t>(tree: &'t dyn Tree, path: &str, flag: &'static str, what: &'static str) -> Result<Root<'t>, Error> {
-    Root::open(tree, path).ok_or_else(|| Error::NoRoot {
+fn open_root<'t>(tree: &'t dyn Tree, path: &str, flag: &'static str, what: &'static str) -> Result<Root<'t>, GenerateError> {
+    Root::open(tree, path).ok_or_else(|| GenerateError::NoRoot {
         path: path.to_owned(),
         flag,
         what,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::CDI_KIND;
 
-use super::{Device, DeviceNode, Edits, Format, Mount, Spec, Version};
+use super::{CdiMount, CdiSpecDevice, CdiVersion, DeviceNode, Edits, Spec, SpecFormat};
 use crate::shadow::Shadow;
 
 /// The CDI version of a grant's spec: the first version with annotations on devices.
@@ -69,7 +69,7 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
             if let Some(base) = spec.edits_of(uuid) {
                 seen.insert(uuid);
                 edits.merge(&base);
-                if Version::is_to_come(&spec.cdi_version) {
+                if CdiVersion::is_to_come(&spec.cdi_version) {
                     declared = Some(spec.cdi_version.clone());
                 }
             }
@@ -88,24 +88,24 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     let mut spec = Spec {
         cdi_version: String::new(),
         kind: CDI_KIND.to_owned(),
-        devices: vec![Device {
+        devices: vec![CdiSpecDevice {
             name: grant.name.to_owned(),
             annotations: BTreeMap::from([(OWNER.to_owned(), grant.owner.trim_end().to_owned())]),
             container_edits: edits,
-            ..Device::default()
+            ..CdiSpecDevice::default()
         }],
         ..Spec::default()
     };
-    spec.cdi_version = declared.unwrap_or_else(|| Version::least_for(&spec).to_string());
-    spec.print(Format::Json)
+    spec.cdi_version = declared.unwrap_or_else(|| CdiVersion::least_for(&spec).to_string());
+    spec.print(SpecFormat::Json)
 }
 
-fn mount((host, container): &(String, String)) -> Mount {
-    Mount {
+fn mount((host, container): &(String, String)) -> CdiMount {
+    CdiMount {
         host_path: host.clone(),
         container_path: container.clone(),
         options: ["rw", "nosuid", "nodev", "noexec", "rbind"].map(str::to_owned).to_vec(),
-        ..Mount::default()
+        ..CdiMount::default()
     }
 }
 

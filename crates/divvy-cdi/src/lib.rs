@@ -2,8 +2,8 @@
 //! specs.
 //!
 //! - [`Spec`] and its parts: every field of the standard, and unknown fields of later versions
-//! - [`Version`]: what each version of the standard added, and the lowest version that a spec needs
-//! - [`Problem`]: what is wrong with a spec, by field and rule
+//! - [`CdiVersion`]: what each version of the standard added, and the lowest version that a spec needs
+//! - [`SpecProblem`]: what is wrong with a spec, by field and rule
 //! - [`QualifiedName`], [`annotations`]: how a container requests devices
 //! - [`Registry`]: all specs of a machine, with their priorities, conflicts, and the order of edits
 //! - [`driver_spec`]: the spec of a node's NVIDIA driver, and what that spec depends on
@@ -33,10 +33,10 @@ mod version;
 
 pub use grant::{GrantSpec, OWNER, VERSION, file_name, grant_name, grant_spec, is_grant_name, name_of_file, qualified_name};
 pub use name::{NameError, QualifiedName};
-pub use registry::{DIRECTORIES, Found, FoundDevice, Registry, Unresolved, is_spec_file};
-pub use spec::{Device, DeviceNode, Edits, Error, Format, Hook, IntelRdt, Mount, NetDevice, Spec};
-pub use validate::{Problem, Severity};
-pub use version::{Need, Version};
+pub use registry::{DIRECTORIES, FoundDevice, FoundSpec, Registry, Unresolved, is_spec_file};
+pub use spec::{CdiMount, CdiSpecDevice, DeviceNode, Edits, Hook, IntelRdt, NetDevice, Spec, SpecError, SpecFormat};
+pub use validate::{ProblemSeverity, SpecProblem};
+pub use version::{CdiVersion, Need};
 
 /// The CDI kind (`vendor/class`) under which NVIDIA's tools describe GPUs.
 pub const NVIDIA_KIND: &str = "nvidia.com/gpu";

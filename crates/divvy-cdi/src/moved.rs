@@ -1,11 +1,11 @@
 //! Rewrites the paths of a spec for a machine or container in which the driver's files are at another place, like
 //! `nvidia-ctk cdi transform root`.
 
-use super::{Edits, Spec, Version};
+use super::{CdiVersion, Edits, Spec};
 
 /// The side whose paths are rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum MovedSide {
     /// Paths on the machine: the sources of mounts and device nodes, and the programs of hooks that run on the machine.
     Host,
     /// Paths in the container: the targets of mounts and device nodes, the programs of hooks that run in the container, and hook arguments that
@@ -17,7 +17,7 @@ pub enum Side {
 ///
 /// The arguments of a hook count as paths in the container if the hook runs in the container's namespaces (createContainer, startContainer);
 /// arguments of other hooks stay the same. If the result needs a higher CDI version, the spec's version is raised.
-pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: Side) -> usize {
+pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: MovedSide) -> usize {
     let mut changed = 0;
     let mut replace = |path: &mut String| {
         if let Some(new) = below(path, from, to).filter(|new| new != path) {
@@ -29,17 +29,17 @@ pub fn move_root(spec: &mut Spec, from: &str, to: &str, side: Side) -> usize {
     for edits in devices.chain([&mut spec.container_edits]) {
         of_edits(edits, side, &mut replace);
     }
-    let least = Version::least_for(spec);
-    if Version::parse(&spec.cdi_version).is_some_and(|version| version < least) {
+    let least = CdiVersion::least_for(spec);
+    if CdiVersion::parse(&spec.cdi_version).is_some_and(|version| version < least) {
         spec.cdi_version = least.to_string();
     }
     changed
 }
 
-fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)) {
+fn of_edits(edits: &mut Edits, side: MovedSide, replace: &mut impl FnMut(&mut String)) {
     for node in &mut edits.device_nodes {
         match (side, &mut node.host_path) {
-            (Side::Host, Some(path)) => {
+            (MovedSide::Host, Some(path)) => {
                 let before = path.clone();
                 replace(path);
                 // If both paths are equal again, the host path is redundant.
@@ -48,12 +48,12 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
                 }
             }
             // `path` is the path on both sides, but only the host's path changes.
-            (Side::Host, None) => {
+            (MovedSide::Host, None) => {
                 let mut host = node.path.clone();
                 replace(&mut host);
                 node.host_path = (host != node.path).then_some(host);
             }
-            (Side::Container, host) => {
+            (MovedSide::Container, host) => {
                 let before = node.path.clone();
                 replace(&mut node.path);
                 if node.path != before {
@@ -65,8 +65,8 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
     }
     for mount in &mut edits.mounts {
         replace(match side {
-            Side::Host => &mut mount.host_path,
-            Side::Container => &mut mount.container_path,
+            MovedSide::Host => &mut mount.host_path,
+            MovedSide::Container => &mut mount.container_path,
         });
     }
     // Only the program of a startContainer hook is a path in the container; the others are on the machine.
@@ -74,9 +74,9 @@ fn of_edits(edits: &mut Edits, side: Side, replace: &mut impl FnMut(&mut String)
     let hooks = edits
         .hooks
         .iter_mut()
-        .filter(|hook| of_host(&hook.hook_name) == (side == Side::Host));
+        .filter(|hook| of_host(&hook.hook_name) == (side == MovedSide::Host));
     hooks.for_each(|hook| replace(&mut hook.path));
-    if side == Side::Container {
+    if side == MovedSide::Container {
         let inside = ["createContainer", "startContainer"];
         let hooks = edits
             .hooks

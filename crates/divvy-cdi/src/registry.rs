@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error as ThisError;
 
-use super::{Edits, Error, Problem, Severity, Spec};
+use super::{Edits, ProblemSeverity, Spec, SpecError, SpecProblem};
 use divvy_host::plain;
 
 /// The directories in which readers look for specs, lowest priority first.
@@ -20,13 +20,13 @@ pub fn is_spec_file(name: &str) -> bool {
 
 /// A file in a directory of specs.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct FoundSpec {
     /// The file's path.
     pub path: String,
     /// The index of the file's directory in the list of directories. A higher index wins.
     pub priority: usize,
     /// The parsed spec, or the reason why the file cannot be read or parsed.
-    pub spec: Result<Spec, Error>,
+    pub spec: Result<Spec, SpecError>,
 }
 
 /// A device of a file.
@@ -35,7 +35,7 @@ pub struct FoundDevice<'a> {
     /// The qualified name, `vendor/class=name`.
     pub name: String,
     /// The file that has the device.
-    pub file: &'a Found,
+    pub file: &'a FoundSpec,
     /// Other files of the same priority that have a device of this name. In this case readers inject none of them.
     pub conflicts_with: Vec<&'a str>,
     /// The file of a higher priority whose device of this name is used instead.
@@ -50,14 +50,14 @@ pub struct Unresolved(pub Vec<String>);
 /// All specs of a machine, with an index by device name.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
-    files: Vec<Found>,
+    files: Vec<FoundSpec>,
     /// For each qualified name, the indices of the files that have the device, in the order of reading.
     by_name: BTreeMap<String, Vec<usize>>,
 }
 
 impl Registry {
     /// Index files. They are sorted as readers load them: directories by ascending priority, and files by name.
-    pub fn new(mut files: Vec<Found>) -> Registry {
+    pub fn new(mut files: Vec<FoundSpec>) -> Registry {
         files.sort_by(|a, b| (a.priority, &a.path).cmp(&(b.priority, &b.path)));
         let mut by_name: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
@@ -71,7 +71,7 @@ impl Registry {
     }
 
     /// Return the files in the order of reading.
-    pub fn files(&self) -> &[Found] {
+    pub fn files(&self) -> &[FoundSpec] {
         &self.files
     }
 
@@ -156,11 +156,11 @@ impl Registry {
     }
 }
 
-impl Found {
+impl FoundSpec {
     /// Parse the text of a file, or keep the error if the file could not be read.
-    pub fn of<E: std::fmt::Display>(path: impl Into<String>, priority: usize, text: Result<String, E>) -> Found {
-        let text = text.map_err(|error| Error::NoText(error.to_string()));
-        Found {
+    pub fn of<E: std::fmt::Display>(path: impl Into<String>, priority: usize, text: Result<String, E>) -> FoundSpec {
+        let text = text.map_err(|error| SpecError::NoText(error.to_string()));
+        FoundSpec {
             path: path.into(),
             priority,
             spec: text.and_then(|text| Spec::parse(&text)),
@@ -168,11 +168,11 @@ impl Found {
     }
 
     /// Return the problems of the file. A file that cannot be read or parsed has exactly one, an error.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<SpecProblem> {
         match &self.spec {
             Ok(spec) => spec.problems(),
-            Err(error) => vec![Problem {
-                severity: Severity::Error,
+            Err(error) => vec![SpecProblem {
+                severity: ProblemSeverity::Error,
                 field: "file".to_owned(),
                 text: plain(&error.to_string()).into_owned(),
             }],

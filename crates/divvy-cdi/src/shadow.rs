@@ -2,13 +2,13 @@
 //!
 //! Only the file behind a name changes. The links to it, such as `libcuda.so.1`, are made in the container as without the guard.
 
-use super::{Edits, Mount, Spec};
+use super::{CdiMount, Edits, Spec};
 
 /// What [`Edits::shadow`] puts into a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shadow {
     /// The libraries. One that the container does not have is left out.
-    pub libraries: Vec<Library>,
+    pub libraries: Vec<ShadowLibrary>,
     /// Files that the container can only read: the path on the node, and the path in the container.
     pub read_only: Vec<(String, String)>,
     /// Files that the container can also write.
@@ -21,7 +21,7 @@ pub struct Shadow {
 
 /// A library in the place of one of the driver's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Library {
+pub struct ShadowLibrary {
     /// The driver's library, without a version: [`CUDA`], for example.
     pub name: &'static str,
     /// The file on the node that takes its place.
@@ -45,11 +45,11 @@ impl Edits {
             let Some(real) = self.mounts.iter().find(|mount| has(mount, library.name)) else {
                 continue;
             };
-            let real = Mount {
+            let real = CdiMount {
                 container_path: library.real.to_owned(),
                 ..real.clone()
             };
-            let guard = Mount {
+            let guard = CdiMount {
                 host_path: library.file.clone(),
                 container_path: library.at.to_owned(),
                 ..real.clone()
@@ -64,12 +64,12 @@ impl Edits {
         if !is_changed {
             return;
         }
-        let files = |files: &[(String, String)], options: &[&str]| -> Vec<Mount> {
-            let mount = |(host, container): &(String, String)| Mount {
+        let files = |files: &[(String, String)], options: &[&str]| -> Vec<CdiMount> {
+            let mount = |(host, container): &(String, String)| CdiMount {
                 host_path: host.clone(),
                 container_path: container.clone(),
                 options: options.iter().map(|option| (*option).to_owned()).collect(),
-                ..Mount::default()
+                ..CdiMount::default()
             };
             files.iter().map(mount).collect()
         };
@@ -92,7 +92,7 @@ impl Spec {
 }
 
 /// Report whether a mount is this library, for 64-bit programs. The guard has no 32-bit version.
-fn has(mount: &Mount, library: &str) -> bool {
+fn has(mount: &CdiMount, library: &str) -> bool {
     let mut parts = mount.container_path.rsplit('/');
     let version = parts.next().unwrap_or_default().strip_prefix(library);
     version.is_some_and(|version| version.is_empty() || version.starts_with('.'))
@@ -104,11 +104,11 @@ mod tests {
     use super::*;
 
     fn edits(paths: &[&str]) -> Edits {
-        let mount = |path: &&str| Mount {
+        let mount = |path: &&str| CdiMount {
             host_path: format!("/drv{path}"),
             container_path: (*path).to_owned(),
             options: vec!["ro".to_owned()],
-            ..Mount::default()
+            ..CdiMount::default()
         };
         Edits {
             mounts: paths.iter().map(mount).collect(),
@@ -130,13 +130,13 @@ mod tests {
         ]);
         let shadow = Shadow {
             libraries: vec![
-                Library {
+                ShadowLibrary {
                     name: CUDA,
                     file: "/state/guard/1/libcuda.so.1".to_owned(),
                     real: "/run/divvy/guard/libcuda.so.real",
                     at: "/run/divvy/guard/libcuda.so.1",
                 },
-                Library {
+                ShadowLibrary {
                     name: NVML,
                     file: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
                     real: "/run/divvy/guard/libnvidia-ml.so.real",
@@ -173,9 +173,9 @@ mod tests {
             let mut edits = edits(paths);
             let before = edits.clone();
             edits.shadow(&Shadow {
-                libraries: vec![Library {
+                libraries: vec![ShadowLibrary {
                     name: CUDA,
-                    ..Library::default()
+                    ..ShadowLibrary::default()
                 }],
                 read_only: vec![pair("/state/limits", "/run/limits")],
                 loaded: vec![pair("/state/guard/1/audit.so", "/run/audit.so")],

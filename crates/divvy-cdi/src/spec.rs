@@ -11,7 +11,7 @@ use thiserror::Error as ThisError;
 
 /// Why there is no CDI spec.
 #[derive(Debug, Clone, ThisError)]
-pub enum Error {
+pub enum SpecError {
     /// The file has no readable text. Contains the reason.
     #[error("{0}")]
     NoText(String),
@@ -35,7 +35,7 @@ pub struct Spec {
     pub annotations: BTreeMap<String, String>,
     /// The devices that the spec describes.
     #[serde(default, deserialize_with = "or_default")]
-    pub devices: Vec<Device>,
+    pub devices: Vec<CdiSpecDevice>,
     /// Edits that apply when any device of the spec is injected.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Edits::says_nothing")]
     pub container_edits: Edits,
@@ -47,7 +47,7 @@ pub struct Spec {
 /// A device of a spec.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Device {
+pub struct CdiSpecDevice {
     /// The name after `vendor/class=`.
     #[serde(default, deserialize_with = "or_default")]
     pub name: String,
@@ -80,7 +80,7 @@ pub struct Edits {
     pub hooks: Vec<Hook>,
     /// Mounts that are added to the container.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<CdiMount>,
     /// Intel RDT: limits for the CPU's cache and memory bandwidth; since 0.7.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub intel_rdt: Option<IntelRdt>,
@@ -146,7 +146,7 @@ pub struct NetDevice {
 /// A mount into the container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mount {
+pub struct CdiMount {
     /// Path on the node, the source of the mount.
     #[serde(default, deserialize_with = "or_default")]
     pub host_path: String,
@@ -227,8 +227,8 @@ fn texts<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>,
 
 /// Deserialize an unquoted number. The standard's own reader treats a quoted number as a string and rejects it.
 fn number<'de, D: Deserializer<'de>, T: TryFrom<i64>>(from: D) -> Result<Option<T>, D::Error> {
-    struct Number<T>(PhantomData<T>);
-    impl<T: TryFrom<i64>> Visitor<'_> for Number<T> {
+    struct NumberVisitor<T>(PhantomData<T>);
+    impl<T: TryFrom<i64>> Visitor<'_> for NumberVisitor<T> {
         type Value = Option<T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -250,12 +250,12 @@ fn number<'de, D: Deserializer<'de>, T: TryFrom<i64>>(from: D) -> Result<Option<
             Ok(None)
         }
     }
-    from.deserialize_any(Number(PhantomData))
+    from.deserialize_any(NumberVisitor(PhantomData))
 }
 
 /// The format of a spec's text, which must match the file's extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum SpecFormat {
     /// JSON, for `.json` files.
     Json,
     /// YAML, for `.yaml` files.
@@ -267,7 +267,7 @@ impl Spec {
     ///
     /// # Errors
     /// Fails if the text does not have the structure of a spec.
-    pub fn parse(text: &str) -> Result<Spec, Error> {
+    pub fn parse(text: &str) -> Result<Spec, SpecError> {
         let json = if text.trim_start().starts_with('{') {
             match serde_json::from_str(text) {
                 Ok(spec) => return Ok(spec),
@@ -279,18 +279,18 @@ impl Spec {
         // The standard's own reader parses JSON as YAML. In YAML any scalar can be read as a string, and 0666 is octal.
         let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
         serde_saphyr::from_str_with_options(text, options)
-            .map_err(|yaml| Error::Unreadable(json.map_or_else(|| yaml.to_string(), |json| json.to_string())))
+            .map_err(|yaml| SpecError::Unreadable(json.map_or_else(|| yaml.to_string(), |json| json.to_string())))
     }
 
     /// Return the spec as text, with a line feed at the end.
-    pub fn print(&self, format: Format) -> String {
+    pub fn print(&self, format: SpecFormat) -> String {
         match format {
-            Format::Json => {
+            SpecFormat::Json => {
                 let mut text = serde_json::to_string_pretty(self).expect("a spec has only string keys");
                 text.push('\n');
                 text
             }
-            Format::Yaml => {
+            SpecFormat::Yaml => {
                 let text = serde_saphyr::to_string(self).expect("a spec has only string keys");
                 format!("---\n{}\n", text.trim_end_matches('\n'))
             }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_host::{Root, Tree};
 
-use super::{DeviceNode, Mount, Spec};
+use super::{CdiMount, DeviceNode, Spec};
 
 /// Prefixes of files that every NVIDIA driver has. The rest of the file name is the driver's version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
@@ -146,7 +146,7 @@ fn other_number(node: &DeviceNode, root: &Root<'_>, majors: &BTreeMap<String, u3
 }
 
 /// Report whether a mount's source is a path on the machine.
-fn is_bind(mount: &Mount) -> bool {
+fn is_bind(mount: &CdiMount) -> bool {
     let bind = mount.options.iter().any(|option| option == "bind" || option == "rbind");
     bind || mount
         .kind
@@ -187,9 +187,9 @@ mod tests {
     #[test]
     fn mounted_files_tell_a_foreign_specs_driver() {
         let mut spec = Spec::default();
-        let mount = |path: &str| Mount {
+        let mount = |path: &str| CdiMount {
             host_path: path.to_owned(),
-            ..Mount::default()
+            ..CdiMount::default()
         };
         spec.container_edits.mounts = vec![mount("/usr/lib64/libcuda.so.1"), mount("/usr/lib64/libfoo.so.1.2.3")];
         assert_eq!(driver_version(&spec), None);

@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 
 use super::name::{check_class, check_device, check_vendor};
 use super::version::needs;
-use super::{DeviceNode, Edits, Hook, Spec, Version};
+use super::{CdiVersion, DeviceNode, Edits, Hook, Spec};
 use divvy_host::plain;
 
-/// The severity of a [`Problem`].
+/// The severity of a [`SpecProblem`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
+pub enum ProblemSeverity {
     /// Readers accept the file in spite of the problem.
     Warning,
     /// Readers reject the file, so none of its devices is available.
@@ -23,16 +23,16 @@ pub enum Severity {
 
 /// A problem of a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct SpecProblem {
     /// Whether readers reject the file.
-    pub severity: Severity,
+    pub severity: ProblemSeverity,
     /// The field with the problem, such as `devices[0].containerEdits.env[1]`.
     pub field: String,
     /// The value that was found, and the rule that it violates.
     pub text: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for SpecProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.field, self.text)
     }
@@ -52,8 +52,8 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 
 impl Spec {
     /// Return all problems of the spec, in the order of its fields.
-    pub fn problems(&self) -> Vec<Problem> {
-        let mut found = Findings::default();
+    pub fn problems(&self) -> Vec<SpecProblem> {
+        let mut found = SpecProblems::default();
         self.version_problems(&mut found);
         self.kind_problems(&mut found);
         found.annotations("annotations", &self.annotations);
@@ -95,13 +95,15 @@ impl Spec {
 
     /// Report whether readers that follow the standard accept the spec.
     pub fn is_valid(&self) -> bool {
-        self.problems().iter().all(|problem| problem.severity != Severity::Error)
+        self.problems()
+            .iter()
+            .all(|problem| problem.severity != ProblemSeverity::Error)
     }
 
-    fn version_problems(&self, found: &mut Findings) {
+    fn version_problems(&self, found: &mut SpecProblems) {
         let text = &self.cdi_version;
-        let Some(version) = Version::parse(text) else {
-            let known = Version::ALL.map(Version::as_str).join(", ");
+        let Some(version) = CdiVersion::parse(text) else {
+            let known = CdiVersion::ALL.map(CdiVersion::as_str).join(", ");
             return match text.trim_start_matches('v') {
                 "0.1.0" | "0.2.0" => found.error(
                     "cdiVersion",
@@ -125,7 +127,7 @@ impl Spec {
         }
     }
 
-    fn kind_problems(&self, found: &mut Findings) {
+    fn kind_problems(&self, found: &mut SpecProblems) {
         let Some((vendor, class)) = self.vendor_and_class() else {
             return found.error(
                 "kind",
@@ -145,11 +147,11 @@ impl Spec {
 
 /// The problems found so far.
 #[derive(Default)]
-struct Findings(Vec<Problem>);
+struct SpecProblems(Vec<SpecProblem>);
 
-impl Findings {
-    fn add(&mut self, severity: Severity, field: impl Into<String>, text: impl Into<String>) {
-        self.0.push(Problem {
+impl SpecProblems {
+    fn add(&mut self, severity: ProblemSeverity, field: impl Into<String>, text: impl Into<String>) {
+        self.0.push(SpecProblem {
             severity,
             field: field.into(),
             text: text.into(),
@@ -157,11 +159,11 @@ impl Findings {
     }
 
     fn error(&mut self, field: impl Into<String>, text: impl Into<String>) {
-        self.add(Severity::Error, field, text);
+        self.add(ProblemSeverity::Error, field, text);
     }
 
     fn warning(&mut self, field: impl Into<String>, text: impl Into<String>) {
-        self.add(Severity::Warning, field, text);
+        self.add(ProblemSeverity::Warning, field, text);
     }
 
     fn unknown(&mut self, field: &str, other: &Map<String, Value>) {

@@ -6,7 +6,7 @@ use super::{Edits, Spec};
 
 /// A released version of the standard that readers accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Version {
+pub enum CdiVersion {
     /// The first version that readers accept.
     V0_3_0,
     /// Added mount types.
@@ -29,47 +29,47 @@ pub enum Version {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     /// The first version that has the feature.
-    pub version: Version,
+    pub version: CdiVersion,
     /// The field that uses the feature, such as `devices[0].name`.
     pub field: String,
     /// The feature, as a noun phrase for a message.
     pub what: &'static str,
 }
 
-impl Version {
+impl CdiVersion {
     /// All versions, oldest first.
-    pub const ALL: [Version; 8] = [
-        Version::V0_3_0,
-        Version::V0_4_0,
-        Version::V0_5_0,
-        Version::V0_6_0,
-        Version::V0_7_0,
-        Version::V0_8_0,
-        Version::V1_0_0,
-        Version::V1_1_0,
+    pub const ALL: [CdiVersion; 8] = [
+        CdiVersion::V0_3_0,
+        CdiVersion::V0_4_0,
+        CdiVersion::V0_5_0,
+        CdiVersion::V0_6_0,
+        CdiVersion::V0_7_0,
+        CdiVersion::V0_8_0,
+        CdiVersion::V1_0_0,
+        CdiVersion::V1_1_0,
     ];
 
     /// Return the version as it is written in a spec, such as `0.5.0`.
     pub fn as_str(self) -> &'static str {
         match self {
-            Version::V0_3_0 => "0.3.0",
-            Version::V0_4_0 => "0.4.0",
-            Version::V0_5_0 => "0.5.0",
-            Version::V0_6_0 => "0.6.0",
-            Version::V0_7_0 => "0.7.0",
-            Version::V0_8_0 => "0.8.0",
-            Version::V1_0_0 => "1.0.0",
-            Version::V1_1_0 => "1.1.0",
+            CdiVersion::V0_3_0 => "0.3.0",
+            CdiVersion::V0_4_0 => "0.4.0",
+            CdiVersion::V0_5_0 => "0.5.0",
+            CdiVersion::V0_6_0 => "0.6.0",
+            CdiVersion::V0_7_0 => "0.7.0",
+            CdiVersion::V0_8_0 => "0.8.0",
+            CdiVersion::V1_0_0 => "1.0.0",
+            CdiVersion::V1_1_0 => "1.1.0",
         }
     }
 
     /// Parse `0.5.0` or `v0.5.0`. The result is `None` for 0.1.0 and 0.2.0: they were released, but readers reject specs of these versions.
-    pub fn parse(text: &str) -> Option<Version> {
+    pub fn parse(text: &str) -> Option<CdiVersion> {
         let text = text.strip_prefix('v').unwrap_or(text);
-        Version::ALL.into_iter().find(|version| version.as_str() == text)
+        CdiVersion::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// Report whether a text is a version later than all versions in [`Version::ALL`].
+    /// Report whether a text is a version later than all versions in [`CdiVersion::ALL`].
     pub fn is_to_come(text: &str) -> bool {
         let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
         let mut next = || parts.next().flatten();
@@ -79,16 +79,16 @@ impl Version {
 
     /// Return the lowest version that has all features of a spec. Specs are written in this version, because readers reject versions that are
     /// newer than themselves.
-    pub fn least_for(spec: &Spec) -> Version {
+    pub fn least_for(spec: &Spec) -> CdiVersion {
         needs(spec)
             .into_iter()
             .map(|need| need.version)
             .max()
-            .unwrap_or(Version::V0_3_0)
+            .unwrap_or(CdiVersion::V0_3_0)
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for CdiVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -99,21 +99,21 @@ pub(super) fn needs(spec: &Spec) -> Vec<Need> {
     let mut needs = Vec::new();
     let mut need = |version, field: String, what| needs.push(Need { version, field, what });
     if spec.kind.split_once('/').is_some_and(|(_, class)| class.contains('.')) {
-        need(Version::V0_6_0, "kind".to_owned(), "a dot in the class");
+        need(CdiVersion::V0_6_0, "kind".to_owned(), "a dot in the class");
     }
     if !spec.annotations.is_empty() {
-        need(Version::V0_6_0, "annotations".to_owned(), "annotations");
+        need(CdiVersion::V0_6_0, "annotations".to_owned(), "annotations");
     }
     for (i, device) in spec.devices.iter().enumerate() {
         if device.name.starts_with(|c: char| c.is_ascii_digit()) {
             need(
-                Version::V0_5_0,
+                CdiVersion::V0_5_0,
                 format!("devices[{i}].name"),
                 "a device name that begins with a digit",
             );
         }
         if !device.annotations.is_empty() {
-            need(Version::V0_6_0, format!("devices[{i}].annotations"), "annotations");
+            need(CdiVersion::V0_6_0, format!("devices[{i}].annotations"), "annotations");
         }
     }
     for (field, edits) in spec.all_edits() {
@@ -122,32 +122,32 @@ pub(super) fn needs(spec: &Spec) -> Vec<Need> {
     needs
 }
 
-fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(Version, String, &'static str)) {
+fn of_edits(edits: &Edits, field: &str, need: &mut impl FnMut(CdiVersion, String, &'static str)) {
     let filled = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     for (i, mount) in edits.mounts.iter().enumerate() {
         if filled(&mount.kind) {
-            need(Version::V0_4_0, format!("{field}.mounts[{i}].type"), "a mount type");
+            need(CdiVersion::V0_4_0, format!("{field}.mounts[{i}].type"), "a mount type");
         }
     }
     for (i, node) in edits.device_nodes.iter().enumerate() {
         if filled(&node.host_path) {
             let field = format!("{field}.deviceNodes[{i}].hostPath");
-            need(Version::V0_5_0, field, "a host path for a device node");
+            need(CdiVersion::V0_5_0, field, "a host path for a device node");
         }
     }
     if !edits.additional_gids.is_empty() {
-        need(Version::V0_7_0, format!("{field}.additionalGids"), "additional groups");
+        need(CdiVersion::V0_7_0, format!("{field}.additionalGids"), "additional groups");
     }
     if !edits.net_devices.is_empty() {
-        need(Version::V1_1_0, format!("{field}.netDevices"), "network interfaces");
+        need(CdiVersion::V1_1_0, format!("{field}.netDevices"), "network interfaces");
     }
     if let Some(rdt) = &edits.intel_rdt {
-        need(Version::V0_7_0, format!("{field}.intelRdt"), "settings of Intel RDT");
+        need(CdiVersion::V0_7_0, format!("{field}.intelRdt"), "settings of Intel RDT");
         if rdt.schemata.is_some() {
-            need(Version::V1_1_0, format!("{field}.intelRdt.schemata"), "schemata");
+            need(CdiVersion::V1_1_0, format!("{field}.intelRdt.schemata"), "schemata");
         }
         if rdt.enable_monitoring == Some(true) {
-            need(Version::V1_1_0, format!("{field}.intelRdt.enableMonitoring"), "monitoring");
+            need(CdiVersion::V1_1_0, format!("{field}.intelRdt.enableMonitoring"), "monitoring");
         }
     }
 }

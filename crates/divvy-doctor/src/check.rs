@@ -1,6 +1,6 @@
 //! A check: its description, the function that computes its verdict, and the repairs that it can propose.
 
-pub use crate::verdict::{Finding, Group, Needs, Repair, Severity, Stop, Verdict};
+pub use crate::verdict::{CheckFinding, CheckGroup, CheckStop, CheckVerdict, Needs, Repair, Severity};
 pub(crate) use crate::verdict::{blind, count, milder, problem, repaired_by, skip};
 
 use crate::Facts;
@@ -13,11 +13,11 @@ pub struct Check {
     /// The statement that is true when the check passes.
     pub title: &'static str,
     /// The link to which the check belongs, in the chain from the driver to the pods.
-    pub group: Group,
+    pub group: CheckGroup,
     /// The severity of the check's most severe finding.
     pub severity: Severity,
     /// The source of the facts that the check needs.
     pub needs: Needs,
     /// The function that judges the facts.
-    pub run: fn(&Facts<'_>) -> Verdict,
+    pub run: fn(&Facts<'_>) -> CheckVerdict,
 }

@@ -21,16 +21,16 @@ mod system;
 mod vendor_part;
 mod vendors;
 
-use crate::check::{Check, Group, Needs, Severity};
+use crate::check::{Check, CheckGroup, Needs, Severity};
 
 /// Build one row of the table.
 const fn check(
     id: &'static str,
-    group: Group,
+    group: CheckGroup,
     severity: Severity,
     needs: Needs,
     title: &'static str,
-    run: fn(&crate::Facts<'_>) -> crate::Verdict,
+    run: fn(&crate::Facts<'_>) -> crate::CheckVerdict,
 ) -> Check {
     Check {
         id,
@@ -42,7 +42,7 @@ const fn check(
     }
 }
 
-use Group::{Cdi, Cluster, Driver, Engine, Kubelet, Libraries, Nodes, Pods};
+use CheckGroup::{Cdi, Cluster, Driver, Engine, Kubelet, Libraries, Nodes, Pods};
 use Needs::{Either, Node};
 use Severity::{Error, Info, Warning};
 

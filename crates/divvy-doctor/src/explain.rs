@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-pub use knowledge::{Entry, Error, General, Knowledge};
+pub use knowledge::{General, Knowledge, KnowledgeEntry, KnowledgeError};
 
 use crate::report::wrapped;
 
@@ -17,7 +17,7 @@ use crate::report::wrapped;
 pub struct Cause<'a> {
     /// What is known of it.
     #[serde(flatten)]
-    pub entry: Cow<'a, Entry>,
+    pub entry: Cow<'a, KnowledgeEntry>,
     /// The number of nodes that kube-scheduler names for this cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u64>,
@@ -107,7 +107,7 @@ fn counted(text: &str) -> Option<(u64, &str)> {
 
 /// The causes found in a log, collected line by line.
 #[derive(Debug, Clone)]
-pub struct Log<'a> {
+pub struct ExplainedLog<'a> {
     knowledge: &'a Knowledge,
     lines: usize,
     found: Vec<Explained<'a>>,
@@ -119,10 +119,10 @@ const HANGING: &str = "           ";
 /// The largest number of characters of a log line to show.
 const SHOWN: usize = 240;
 
-impl<'a> Log<'a> {
+impl<'a> ExplainedLog<'a> {
     /// Begin with an empty log.
-    pub fn new(knowledge: &'a Knowledge) -> Log<'a> {
-        Log {
+    pub fn new(knowledge: &'a Knowledge) -> ExplainedLog<'a> {
+        ExplainedLog {
             knowledge,
             lines: 0,
             found: Vec::new(),

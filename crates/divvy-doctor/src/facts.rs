@@ -10,13 +10,13 @@ use std::sync::OnceLock;
 
 use divvy_host::{Root, Tree};
 
-use cluster::Cluster;
-use programs::{Docker, Extender, Probed, RuntimeTest, SchedulerFile, Socket};
+use cluster::ClusterFacts;
+use programs::{Docker, ExtenderFacts, Probed, RuntimeTest, SchedulerFile, Socket};
 
-pub use engine::{Engine, Kind};
+pub use engine::{EngineFacts, EngineKind};
 pub(crate) use engine::{NEWEST, for_gpus};
-pub use machine::{DRIVER_CONTAINER, Kubelet, PciGpu, version_at_least};
-pub use scheduler::{Extending, Scheduler};
+pub use machine::{DRIVER_CONTAINER, KubeletSettings, PciGpu, version_at_least};
+pub use scheduler::{CheckedScheduler, Extending};
 
 /// The answer of a source other than the machine's files: a program, a socket, or the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,11 +77,11 @@ pub struct Facts<'t> {
     /// The sockets of device plugins, of the kubelet, and of its pod-resources service.
     pub sockets: Asked<Vec<Socket>>,
     /// The scheduler extender.
-    pub extender: Asked<Extender>,
+    pub extender: Asked<ExtenderFacts>,
     /// What the rules of `divvy scheduler-config` say about kube-scheduler's configuration.
     pub scheduler_file: Asked<SchedulerFile>,
     /// The objects of the API server.
-    pub cluster: Asked<Cluster>,
+    pub cluster: Asked<ClusterFacts>,
     /// The PIDs and names of all processes. They are read only when a check first needs them, and only once, because there may be
     /// hundreds.
     process_names: OnceLock<Vec<(u32, String)>>,

@@ -4,7 +4,7 @@
 //!   the cluster's objects. Each fact is known, absent, or unreadable for a stated reason.
 //! - [`Check`]: an id, a title, and a function of the facts. [`checks::ALL`] lists the checks in the order of the chain from the
 //!   driver to the pods.
-//! - [`Report`]: the results of the checks as text, as JSON, and as an exit status.
+//! - [`DoctorReport`]: the results of the checks as text, as JSON, and as an exit status.
 //! - [`explain`]: error texts in logs, and the check to which each text belongs.
 //!
 //! This crate opens no file and no socket. The caller collects the facts (`crates/divvy/src/commands/doctor`), so tests can
@@ -20,6 +20,6 @@ mod gpu_resource;
 mod report;
 mod verdict;
 
-pub use check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
+pub use check::{Check, CheckFinding, CheckGroup, CheckStop, CheckVerdict, Needs, Repair, Severity};
 pub use facts::{Asked, Facts};
-pub use report::{Line, Report, Skipped, Status, Style};
+pub use report::{CheckStatus, DoctorReport, ReportLine, ReportStyle, Skipped};

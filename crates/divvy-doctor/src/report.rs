@@ -4,16 +4,16 @@ mod text;
 
 use serde::Serialize;
 
-use crate::check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
+use crate::check::{Check, CheckFinding, CheckGroup, CheckStop, CheckVerdict, Needs, Repair, Severity};
 use crate::facts::{Asked, Facts};
 
-pub use text::Style;
+pub use text::ReportStyle;
 pub(crate) use text::wrapped;
 
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Status {
+pub enum CheckStatus {
     /// The check passes.
     Pass,
     /// The check does not apply, or its facts could not be read. [`Skipped`] says which.
@@ -26,24 +26,24 @@ pub enum Status {
     Fail,
 }
 
-impl Status {
+impl CheckStatus {
     fn word(self) -> &'static str {
         match self {
-            Status::Pass => "PASS",
-            Status::Skip => "SKIP",
-            Status::Note => "NOTE",
-            Status::Warn => "WARN",
-            Status::Fail => "FAIL",
+            CheckStatus::Pass => "PASS",
+            CheckStatus::Skip => "SKIP",
+            CheckStatus::Note => "NOTE",
+            CheckStatus::Warn => "WARN",
+            CheckStatus::Fail => "FAIL",
         }
     }
 
     fn colour(self) -> &'static str {
         match self {
-            Status::Pass => "\x1b[32m",
-            Status::Skip => "\x1b[2m",
-            Status::Note => "\x1b[36m",
-            Status::Warn => "\x1b[33m",
-            Status::Fail => "\x1b[1;31m",
+            CheckStatus::Pass => "\x1b[32m",
+            CheckStatus::Skip => "\x1b[2m",
+            CheckStatus::Note => "\x1b[36m",
+            CheckStatus::Warn => "\x1b[33m",
+            CheckStatus::Fail => "\x1b[1;31m",
         }
     }
 }
@@ -60,15 +60,15 @@ pub enum Skipped {
 
 /// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Line {
+pub struct ReportLine {
     /// The id of the check, such as `D01`.
     pub id: &'static str,
     /// The title of the check, which is a statement that is true when the check passes.
     pub title: &'static str,
     /// The link to which the check belongs, in the chain from the driver to the pods.
-    pub group: Group,
+    pub group: CheckGroup,
     /// The outcome.
-    pub status: Status,
+    pub status: CheckStatus,
     /// Whether the check does not apply or could not run. Present only for SKIP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<Skipped>,
@@ -87,20 +87,20 @@ pub struct Line {
 
 /// The results of all checks of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// The results, in the order of the chain from the driver to the pods.
-    pub checks: Vec<Line>,
+    pub checks: Vec<ReportLine>,
     /// The ids of the checks that did not run because they need `--node` or `--cluster`, which the user did not give.
     #[serde(rename = "notRun", skip_serializing_if = "Vec::is_empty")]
     pub not_run: Vec<&'static str>,
 }
 
-impl Report {
+impl DoctorReport {
     /// Run the checks that these facts allow, one after the other.
-    pub fn of(facts: &Facts<'_>, checks: &[Check]) -> Report {
-        let (wanted, not_run) = Report::plan(facts, checks);
-        Report {
-            checks: wanted.into_iter().map(|check| Line::of(check, facts)).collect(),
+    pub fn of(facts: &Facts<'_>, checks: &[Check]) -> DoctorReport {
+        let (wanted, not_run) = DoctorReport::plan(facts, checks);
+        DoctorReport {
+            checks: wanted.into_iter().map(|check| ReportLine::of(check, facts)).collect(),
             not_run,
         }
     }
@@ -119,24 +119,24 @@ impl Report {
 
     /// Return the exit status: 2 if a check fails or its facts could not be read, else 1 if there is a warning, else 0.
     pub fn exit_status(&self) -> u8 {
-        let blind = self.checks.iter().any(Line::could_not_look);
+        let blind = self.checks.iter().any(ReportLine::could_not_look);
         match self.checks.iter().map(|line| line.status).max() {
-            Some(Status::Fail) => 2,
+            Some(CheckStatus::Fail) => 2,
             _ if blind => 2,
-            Some(Status::Warn) => 1,
+            Some(CheckStatus::Warn) => 1,
             _ => 0,
         }
     }
 }
 
-impl Line {
+impl ReportLine {
     /// Report whether the check applies but its facts could not be read.
     pub fn could_not_look(&self) -> bool {
         self.skipped == Some(Skipped::CouldNotLook)
     }
 
     /// Run a check. If a file could not be read, a finding becomes "could not check", and the text of a pass names the file.
-    pub fn of(check: &Check, facts: &Facts<'_>) -> Line {
+    pub fn of(check: &Check, facts: &Facts<'_>) -> ReportLine {
         // Drop the read errors of earlier checks: those checks have reported them.
         let _ = facts.tree.troubles();
         let verdict = (check.run)(facts);
@@ -145,18 +145,18 @@ impl Line {
             verdict if troubles.is_empty() => verdict,
             Ok(found) => Ok(format!("{found}; could not be read: {troubles}")),
             // The finding may be wrong: the file that could not be read may hold what the check missed.
-            Err(Stop::Problem(_) | Stop::Milder(..)) => Err(Stop::Blind(format!("{troubles}; run it as root"))),
+            Err(CheckStop::Problem(_) | CheckStop::Milder(..)) => Err(CheckStop::Blind(format!("{troubles}; run it as root"))),
             // "Does not apply" may be wrong for the same reason.
-            Err(Stop::Skip(reason) | Stop::Blind(reason)) => Err(Stop::Blind(format!(
+            Err(CheckStop::Skip(reason) | CheckStop::Blind(reason)) => Err(CheckStop::Blind(format!(
                 "{reason}, as far as could be read: {troubles}; run it as root"
             ))),
         };
-        Line::new(check, verdict)
+        ReportLine::new(check, verdict)
     }
 
     /// Build the line of a check from its verdict.
-    pub fn new(check: &Check, verdict: Verdict) -> Line {
-        let of = |status, finding: Finding| Line {
+    pub fn new(check: &Check, verdict: CheckVerdict) -> ReportLine {
+        let of = |status, finding: CheckFinding| ReportLine {
             id: check.id,
             title: check.title,
             group: check.group,
@@ -167,29 +167,29 @@ impl Line {
             fix: Some(finding.fix),
             repairs: finding.repairs,
         };
-        let without = |status, skipped, found| Line {
+        let without = |status, skipped, found| ReportLine {
             why: None,
             fix: None,
             skipped,
             ..of(
                 status,
-                Finding {
+                CheckFinding {
                     found,
-                    ..Finding::default()
+                    ..CheckFinding::default()
                 },
             )
         };
         let status = |severity| match severity {
-            Severity::Error => Status::Fail,
-            Severity::Warning => Status::Warn,
-            Severity::Info => Status::Note,
+            Severity::Error => CheckStatus::Fail,
+            Severity::Warning => CheckStatus::Warn,
+            Severity::Info => CheckStatus::Note,
         };
         match verdict {
-            Ok(found) => without(Status::Pass, None, found),
-            Err(Stop::Skip(reason)) => without(Status::Skip, Some(Skipped::DoesNotApply), reason),
-            Err(Stop::Blind(reason)) => without(Status::Skip, Some(Skipped::CouldNotLook), reason),
-            Err(Stop::Problem(finding)) => of(status(check.severity), finding),
-            Err(Stop::Milder(severity, finding)) => of(status(severity.min(check.severity)), finding),
+            Ok(found) => without(CheckStatus::Pass, None, found),
+            Err(CheckStop::Skip(reason)) => without(CheckStatus::Skip, Some(Skipped::DoesNotApply), reason),
+            Err(CheckStop::Blind(reason)) => without(CheckStatus::Skip, Some(Skipped::CouldNotLook), reason),
+            Err(CheckStop::Problem(finding)) => of(status(check.severity), finding),
+            Err(CheckStop::Milder(severity, finding)) => of(status(severity.min(check.severity)), finding),
         }
     }
 }

@@ -17,7 +17,7 @@ pub enum Severity {
 /// The links of the chain from the driver to the pods, in the order of the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Group {
+pub enum CheckGroup {
     /// The GPU, the kernel module, NVML.
     Driver,
     /// Device nodes.
@@ -36,18 +36,18 @@ pub enum Group {
     Pods,
 }
 
-impl Group {
+impl CheckGroup {
     /// Return the heading of this group in the report.
     pub fn title(self) -> &'static str {
         match self {
-            Group::Driver => "Driver",
-            Group::Nodes => "Device nodes",
-            Group::Libraries => "Driver libraries",
-            Group::Cdi => "CDI specs",
-            Group::Engine => "Container engine",
-            Group::Kubelet => "Kubelet",
-            Group::Cluster => "Cluster",
-            Group::Pods => "Pods",
+            CheckGroup::Driver => "Driver",
+            CheckGroup::Nodes => "Device nodes",
+            CheckGroup::Libraries => "Driver libraries",
+            CheckGroup::Cdi => "CDI specs",
+            CheckGroup::Engine => "Container engine",
+            CheckGroup::Kubelet => "Kubelet",
+            CheckGroup::Cluster => "Cluster",
+            CheckGroup::Pods => "Pods",
         }
     }
 }
@@ -64,15 +64,15 @@ pub enum Needs {
 }
 
 /// The result of a check. With `Ok`, the check passes, and the text says what was found.
-pub type Verdict = Result<String, Stop>;
+pub type CheckVerdict = Result<String, CheckStop>;
 
 /// The reason why a check does not pass: there is a finding, it does not apply, or its facts could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stop {
+pub enum CheckStop {
     /// A finding with the severity of the check.
-    Problem(Finding),
+    Problem(CheckFinding),
     /// A finding with a lower severity than that of the check.
-    Milder(Severity, Finding),
+    Milder(Severity, CheckFinding),
     /// The check does not apply here, or the user did not request it. The text is the reason.
     Skip(String),
     /// The check applies, but its facts could not be read. The text is the reason, for example a missing permission, or a program
@@ -82,7 +82,7 @@ pub enum Stop {
 
 /// A description of a problem, in the three parts that the report prints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Finding {
+pub struct CheckFinding {
     /// What was found.
     pub found: String,
     /// Why it matters, with the error message that users see.
@@ -121,8 +121,8 @@ pub enum Repair {
 }
 
 /// Return a finding with the severity of the check.
-pub(crate) fn problem<T>(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Result<T, Stop> {
-    Err(Stop::Problem(Finding {
+pub(crate) fn problem<T>(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Result<T, CheckStop> {
+    Err(CheckStop::Problem(CheckFinding {
         found: found.into(),
         why: why.into(),
         fix: fix.into(),
@@ -131,30 +131,35 @@ pub(crate) fn problem<T>(found: impl Into<String>, why: impl Into<String>, fix: 
 }
 
 /// Return a finding with this severity, which is lower than that of the check.
-pub(crate) fn milder(severity: Severity, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
+pub(crate) fn milder(
+    severity: Severity,
+    found: impl Into<String>,
+    why: impl Into<String>,
+    fix: impl Into<String>,
+) -> CheckVerdict {
     match problem(found, why, fix) {
-        Err(Stop::Problem(finding)) => Err(Stop::Milder(severity, finding)),
+        Err(CheckStop::Problem(finding)) => Err(CheckStop::Milder(severity, finding)),
         other => other,
     }
 }
 
 /// Add the repairs to a finding. A verdict without a finding is returned unchanged.
-pub(crate) fn repaired_by(verdict: Verdict, repairs: Vec<Repair>) -> Verdict {
+pub(crate) fn repaired_by(verdict: CheckVerdict, repairs: Vec<Repair>) -> CheckVerdict {
     match verdict {
-        Err(Stop::Problem(finding)) => Err(Stop::Problem(Finding { repairs, ..finding })),
-        Err(Stop::Milder(severity, finding)) => Err(Stop::Milder(severity, Finding { repairs, ..finding })),
+        Err(CheckStop::Problem(finding)) => Err(CheckStop::Problem(CheckFinding { repairs, ..finding })),
+        Err(CheckStop::Milder(severity, finding)) => Err(CheckStop::Milder(severity, CheckFinding { repairs, ..finding })),
         other => other,
     }
 }
 
-/// Return [`Stop::Skip`]: the check does not apply.
-pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
-    Err(Stop::Skip(reason.into()))
+/// Return [`CheckStop::Skip`]: the check does not apply.
+pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T, CheckStop> {
+    Err(CheckStop::Skip(reason.into()))
 }
 
-/// Return [`Stop::Blind`]: the facts could not be read.
-pub(crate) fn blind<T>(reason: impl Into<String>) -> Result<T, Stop> {
-    Err(Stop::Blind(reason.into()))
+/// Return [`CheckStop::Blind`]: the facts could not be read.
+pub(crate) fn blind<T>(reason: impl Into<String>) -> Result<T, CheckStop> {
+    Err(CheckStop::Blind(reason.into()))
 }
 
 /// Return a number with its noun in the right form: `1 node`, `2 nodes`.

@@ -7,7 +7,7 @@ mod effective;
 use std::collections::VecDeque;
 
 use super::text::{Values, text};
-use super::{Configuration, Error, Files, glob};
+use super::{Configuration, Error, TextFiles, glob};
 
 pub(super) use edit::{CDI_ANNOTATIONS, Where, configure, without};
 pub use effective::effective;
@@ -28,7 +28,7 @@ pub enum Merge {
 }
 
 /// A release of containerd: major, minor, and patch number.
-pub type Release = (u32, u32, u32);
+pub type ContainerdRelease = (u32, u32, u32);
 
 impl Merge {
     /// Return how a release of containerd merges files. `version` is the output of `containerd --version`; the result is `None` if it has no
@@ -44,7 +44,7 @@ impl Merge {
 
 /// Return the release from the output of `containerd --version`, such as `containerd github.com/containerd/containerd/v2 v2.3.7 …`, or from the
 /// version of a package, such as `1.7.27-1`. A patch number that is missing is 0.
-pub fn release(version: &str) -> Option<Release> {
+pub fn release(version: &str) -> Option<ContainerdRelease> {
     version.split_whitespace().find_map(|word| {
         let mut numbers = word.trim_start_matches('v').splitn(3, '.');
         let major = numbers.next()?.parse().ok()?;
@@ -68,7 +68,7 @@ pub fn section(version: i64) -> &'static str {
 }
 
 /// A configuration file, with its format version and the key of its CRI section.
-pub(super) struct File {
+pub(super) struct ContainerdFile {
     pub(super) path: String,
     pub(super) text: String,
     /// `None` for a file without any key.
@@ -80,12 +80,12 @@ pub(super) struct File {
     pub(super) section: &'static str,
 }
 
-impl File {
+impl ContainerdFile {
     pub(super) fn values(&self) -> Result<Values<'_>, Error> {
         Values::parse(ENGINE, &self.path, &self.text)
     }
 
-    fn parse(path: String, text: String, merge: Merge) -> Result<File, Error> {
+    fn parse(path: String, text: String, merge: Merge) -> Result<ContainerdFile, Error> {
         let values = Values::parse(ENGINE, &path, &text)?;
         let written = values.number(&["version"])?;
         let plugins = values.table(&["plugins"])?;
@@ -100,7 +100,7 @@ impl File {
         };
         let imports = values.texts(&["imports"])?.unwrap_or_default();
         let section = section(version.unwrap_or(2));
-        Ok(File {
+        Ok(ContainerdFile {
             path,
             text,
             version,
@@ -112,9 +112,9 @@ impl File {
 }
 
 /// Return the files that containerd reads, in containerd's order: breadth-first along the imports, each file once.
-pub(super) fn load(files: &dyn Files, main: &str, merge: Merge) -> Result<Vec<File>, Error> {
+pub(super) fn load(files: &dyn TextFiles, main: &str, merge: Merge) -> Result<Vec<ContainerdFile>, Error> {
     let mut waiting = VecDeque::from([main.to_owned()]);
-    let mut loaded: Vec<File> = Vec::new();
+    let mut loaded: Vec<ContainerdFile> = Vec::new();
     while let Some(path) = waiting.pop_front() {
         if loaded.iter().any(|file| file.path == path) {
             continue;
@@ -128,7 +128,7 @@ pub(super) fn load(files: &dyn Files, main: &str, merge: Merge) -> Result<Vec<Fi
         let Some(text) = text(files, &path)? else {
             continue;
         };
-        let file = File::parse(path, text, merge)?;
+        let file = ContainerdFile::parse(path, text, merge)?;
         for pattern in &file.imports {
             waiting.extend(glob::expand(files, &absolute(&file.path, pattern)));
         }
@@ -160,7 +160,7 @@ pub(super) fn absolute(file: &str, import: &str) -> String {
 ///
 /// # Errors
 /// Fails if a file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
-pub fn read(files: &dyn Files, main: &str, merge: Merge) -> Result<Configuration, Error> {
+pub fn read(files: &dyn TextFiles, main: &str, merge: Merge) -> Result<Configuration, Error> {
     let loaded = load(files, main, merge)?;
     let mut all = Configuration {
         version: loaded.first().and_then(|file| file.version),
@@ -189,7 +189,7 @@ impl Configuration {
     }
 
     /// Add what a file says outside of the CRI plugin's section.
-    fn add_general(&mut self, file: &File, values: &Values<'_>) -> Result<(), Error> {
+    fn add_general(&mut self, file: &ContainerdFile, values: &Values<'_>) -> Result<(), Error> {
         self.imports.extend(file.imports.iter().cloned());
         for plugin in values.texts(&["disabled_plugins"])?.unwrap_or_default() {
             if !self.disabled_plugins.contains(&plugin) {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use toml_edit::DocumentMut;
 
 use super::copied_from::source;
-use super::edit::{After, RuntimeSettings, Write};
+use super::edit::{EditedFiles, RuntimeSettings, Write};
 use super::text::{Values, text, toml};
-use super::{Configuration, Error, Files, Runtime, glob, toml_text};
+use super::{Configuration, Error, OciRuntime, TextFiles, glob, toml_text};
 
 /// The main file, which CRI-O reads first.
 pub const CONFIG: &str = "/etc/crio/crio.conf";
@@ -25,7 +25,7 @@ pub(super) fn is_read(main: &str, drop_in: &str) -> bool {
 }
 
 /// Return the files that CRI-O reads, in CRI-O's order: path and text.
-pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)>, Error> {
+pub(super) fn load(files: &dyn TextFiles, main: &str) -> Result<Vec<(String, String)>, Error> {
     let directory = drop_ins(main);
     let names = files.names(&directory).into_iter().map(|name| format!("{directory}/{name}"));
     let mut loaded = Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)
 ///
 /// # Errors
 /// Fails if a file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
-pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
+pub fn read(files: &dyn TextFiles, main: &str) -> Result<Configuration, Error> {
     let mut all = Configuration::default();
     for (path, text) in load(files, main)? {
         let values = Values::parse(ENGINE, &path, &text)?;
@@ -64,11 +64,11 @@ pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
         for name in names {
             let with = |key: &'static str| ["crio", "runtime", "runtimes", name, key];
             values.table(&with("")[..4])?;
-            let runtime = Runtime {
+            let runtime = OciRuntime {
                 path: values.text(&with("runtime_path"))?.map(str::to_owned),
                 runtime_type: values.text(&with("runtime_type"))?.map(str::to_owned),
                 file: path.clone(),
-                ..Runtime::default()
+                ..OciRuntime::default()
             };
             all.runtimes.insert(name.clone(), runtime);
         }
@@ -79,7 +79,7 @@ pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
 
 /// Compute the new text of the drop-in or the main file. The new runtime copies all other settings from an existing runtime, see [`source`].
 pub(super) fn configure(
-    files: &dyn Files,
+    files: &dyn TextFiles,
     main: &str,
     drop_in: Option<&str>,
     settings: &RuntimeSettings,
@@ -90,7 +90,7 @@ pub(super) fn configure(
     let now = text(files, path)?;
     let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| settings.overwrite || ours(path, now));
     // The configuration without the drop-in, if the drop-in is divvy's own.
-    let without = After {
+    let without = EditedFiles {
         files,
         edits: if fresh { vec![(path.to_owned(), None)] } else { Vec::new() },
     };
@@ -99,7 +99,7 @@ pub(super) fn configure(
         .as_ref()
         .map(|said| toml("the configuration that CRI-O printed", said).map(|_| BTreeMap::from([(main.to_owned(), said.clone())])))
         .transpose()?;
-    let without: &dyn Files = said.as_ref().map_or(&without, |said| said);
+    let without: &dyn TextFiles = said.as_ref().map_or(&without, |said| said);
     let there = read(without, main)?;
     let before = if settings.overwrite {
         there.clone()
@@ -196,7 +196,7 @@ pub(super) fn configure(
 }
 
 /// Return the tables of all runtimes, each from the last file that has it.
-fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {
+fn runtimes(files: &dyn TextFiles, main: &str) -> Result<toml::Table, Error> {
     let mut all = toml::Table::new();
     for (path, text) in load(files, main)? {
         let values = Values::parse(ENGINE, &path, &text)?;

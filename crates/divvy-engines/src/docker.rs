@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::edit::{RuntimeSettings, Write};
 use super::text::{place, text};
-use super::{Configuration, Error, Files, Runtime, json};
+use super::{Configuration, Error, OciRuntime, TextFiles, json};
 
 /// The file that dockerd reads by default.
 pub const CONFIG: &str = "/etc/docker/daemon.json";
@@ -14,7 +14,7 @@ const ENGINE: &str = "Docker";
 ///
 /// # Errors
 /// Fails if the file cannot be read, is not valid JSON, or has a value of the wrong type at one of the keys in [`Configuration`].
-pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
+pub fn read(files: &dyn TextFiles, path: &str) -> Result<Configuration, Error> {
     let Some(text) = text(files, path)? else {
         return Ok(Configuration::default());
     };
@@ -71,7 +71,7 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
             }
             all.runtimes.insert(
                 name.clone(),
-                Runtime {
+                OciRuntime {
                     path: member("path")?,
                     runtime_type: member("runtimeType")?,
                     systemd_cgroup: None,
@@ -171,10 +171,10 @@ fn offset(text: &str, keys: &[&str]) -> usize {
 }
 
 /// Compute the new text of a `daemon.json`.
-pub(super) fn configure(files: &dyn Files, path: &str, settings: &RuntimeSettings) -> Result<Vec<Write>, Error> {
+pub(super) fn configure(files: &dyn TextFiles, path: &str, settings: &RuntimeSettings) -> Result<Vec<Write>, Error> {
     let now = read(files, path)?;
     let text = text(files, path)?.unwrap_or_default();
-    let document = json::Document::parse(path, &text)?;
+    let document = json::JsonDocument::parse(path, &text)?;
     let root = document.root();
     let runtime = root.object_or_new("runtimes").object_or_new(&settings.name);
     runtime.set("path", &Value::from(settings.path.as_str()));
@@ -205,7 +205,7 @@ const STOCK: &str = "runc";
 /// empty `runtimes` is removed.
 pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
     let object = parse(path, text)?;
-    let document = json::Document::parse(path, text)?;
+    let document = json::JsonDocument::parse(path, text)?;
     let root = document.root();
     if object.get("default-runtime").and_then(Value::as_str) == Some(name) {
         root.set("default-runtime", &Value::from(STOCK));

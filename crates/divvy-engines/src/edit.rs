@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Files, NoText};
+use super::{NoText, TextFiles};
 
 /// The settings that an engine should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,12 +43,12 @@ pub struct Recorded {
 }
 
 /// The files as they will be after `edits`, so that a plan can be checked before it is written.
-pub(crate) struct After<'f> {
-    pub(crate) files: &'f dyn Files,
+pub(crate) struct EditedFiles<'f> {
+    pub(crate) files: &'f dyn TextFiles,
     pub(crate) edits: Vec<(String, Option<String>)>,
 }
 
-impl Files for After<'_> {
+impl TextFiles for EditedFiles<'_> {
     fn text(&self, path: &str) -> Result<Option<String>, NoText> {
         match self.edits.iter().rev().find(|(edited, _)| edited == path) {
             Some((_, text)) => Ok(text.clone()),

@@ -1,6 +1,6 @@
 //! Path patterns as in Go's `filepath.Glob`: `*` and `?` match within one path component.
 
-use super::Files;
+use super::TextFiles;
 
 /// Report whether a path matches a pattern.
 pub(super) fn matches(pattern: &str, path: &str) -> bool {
@@ -41,7 +41,7 @@ pub(super) fn is_pattern(text: &str) -> bool {
 }
 
 /// Return the paths that match a pattern, sorted. A path without pattern characters is returned even if it does not exist.
-pub(super) fn expand(files: &dyn Files, pattern: &str) -> Vec<String> {
+pub(super) fn expand(files: &dyn TextFiles, pattern: &str) -> Vec<String> {
     if !is_pattern(pattern) {
         return vec![pattern.to_owned()];
     }

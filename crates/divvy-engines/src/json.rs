@@ -10,14 +10,14 @@ use super::Error;
 const MOST_PARTS: usize = 4_000;
 
 /// A JSON text whose top-level value is an object.
-pub(super) struct Document(CstRootNode);
+pub(super) struct JsonDocument(CstRootNode);
 
 /// A handle to an object in a text. An edit is visible through all handles to the object.
-pub(super) struct Object(CstObject);
+pub(super) struct JsonObject(CstObject);
 
-impl Document {
+impl JsonDocument {
     /// Parse a text that was already checked with a strict parser; this parser alone would accept comments and trailing commas.
-    pub(super) fn parse(path: &str, text: &str) -> Result<Document, Error> {
+    pub(super) fn parse(path: &str, text: &str) -> Result<JsonDocument, Error> {
         bounded(path, text)?;
         let text = if text.trim().is_empty() { "{}\n" } else { text };
         let root = CstRootNode::parse(text, &jsonc_parser::ParseOptions::default()).map_err(|error| Error::Syntax {
@@ -27,11 +27,11 @@ impl Document {
             column: error.column_display(),
             what: error.kind().to_string(),
         })?;
-        Ok(Document(root))
+        Ok(JsonDocument(root))
     }
 
-    pub(super) fn root(&self) -> Object {
-        Object(self.0.object_value_or_set())
+    pub(super) fn root(&self) -> JsonObject {
+        JsonObject(self.0.object_value_or_set())
     }
 
     pub(super) fn text(&self) -> String {
@@ -45,7 +45,7 @@ impl Document {
     }
 }
 
-impl Object {
+impl JsonObject {
     pub(super) fn get(&self, key: &str) -> Option<Value> {
         let value = self.0.get(key)?.value()?;
         serde_json::from_str(&value.to_string()).ok()
@@ -67,13 +67,13 @@ impl Object {
         }
     }
 
-    pub(super) fn object(&self, key: &str) -> Option<Object> {
-        self.0.object_value(key).map(Object)
+    pub(super) fn object(&self, key: &str) -> Option<JsonObject> {
+        self.0.object_value(key).map(JsonObject)
     }
 
     /// Return the object under a key, and create it if there is none.
-    pub(super) fn object_or_new(&self, key: &str) -> Object {
-        Object(self.0.object_value_or_set(key))
+    pub(super) fn object_or_new(&self, key: &str) -> JsonObject {
+        JsonObject(self.0.object_value_or_set(key))
     }
 
     pub(super) fn is_empty(&self) -> bool {

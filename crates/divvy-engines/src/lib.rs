@@ -4,10 +4,10 @@
 //!
 //! - [`docker`], [`containerd`], [`crio`]: one `read` for each engine, which merges its files exactly as the engine does
 //! - [`Configuration`]: the merged configuration, in one form for all three engines
-//! - [`configure`]: turns a [`RuntimeSettings`] into a [`Plan`]: the files that change, and a [`Record`] of their original text
+//! - [`configure`]: turns a [`RuntimeSettings`] into a [`EditPlan`]: the files that change, and a [`OriginalTexts`] of their original text
 //! - [`undo`]: computes the edits that restore the original text
 //! - [`Engine`]: where each distribution keeps its engine's files
-//! - [`Files`]: the source of the texts: a map, or a machine's files below a [`Root`]
+//! - [`TextFiles`]: the source of the texts: a map, or a machine's files below a [`Root`]
 
 #![forbid(unsafe_code)]
 
@@ -27,15 +27,15 @@ mod text;
 mod toml_text;
 
 pub use edit::{Recorded, RuntimeSettings};
-pub use places::{Engine, Wanted, runtime_class};
-pub use plan::{Edit, Plan, Record, configure, in_effect, undo};
-pub use target::Target;
+pub use places::{Engine, WantedFiles, runtime_class};
+pub use plan::{Edit, EditPlan, OriginalTexts, configure, in_effect, undo};
+pub use target::EngineTarget;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use divvy_host::{Kind, Root};
+use divvy_host::{FileKind, Root};
 
 /// The largest configuration file that is read, in bytes. Engine configuration is written by hand, so anything larger is a mistake.
 pub const LARGEST: usize = 4 * 1024 * 1024;
@@ -61,14 +61,14 @@ pub enum NoText {
 }
 
 /// The text files of a machine. Paths are absolute.
-pub trait Files {
+pub trait TextFiles {
     /// Return the text of a file, or `None` if the file does not exist.
     fn text(&self, path: &str) -> Result<Option<String>, NoText>;
     /// Return the names in a directory, sorted; empty if the directory does not exist.
     fn names(&self, directory: &str) -> Vec<String>;
 }
 
-impl Files for BTreeMap<String, String> {
+impl TextFiles for BTreeMap<String, String> {
     fn text(&self, path: &str) -> Result<Option<String>, NoText> {
         Ok(self.get(path).cloned())
     }
@@ -83,15 +83,15 @@ impl Files for BTreeMap<String, String> {
     }
 }
 
-impl Files for Root<'_> {
+impl TextFiles for Root<'_> {
     fn text(&self, path: &str) -> Result<Option<String>, NoText> {
         let Some((_, entry)) = self.resolve(path) else {
             return Ok(None);
         };
         match entry.kind {
-            Kind::File => {}
-            Kind::Directory | Kind::Link(_) => return Err(NoText::Directory),
-            Kind::Special => return Err(NoText::Special),
+            FileKind::File => {}
+            FileKind::Directory | FileKind::Link(_) => return Err(NoText::Directory),
+            FileKind::Special => return Err(NoText::Special),
         }
         let bytes = self.read(path, LARGEST + 1).ok_or(NoText::Unopened)?;
         if bytes.len() > LARGEST {
@@ -121,7 +121,7 @@ pub struct Configuration {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_runtime_file: Option<String>,
     /// The runtimes by name; containerd and CRI-O call this name the handler.
-    pub runtimes: BTreeMap<String, Runtime>,
+    pub runtimes: BTreeMap<String, OciRuntime>,
     /// Whether the engine injects CDI devices: containerd's `enable_cdi`, Docker's `features.cdi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi: Option<bool>,
@@ -139,7 +139,7 @@ pub struct Configuration {
     #[serde(skip)]
     pub ignored: Vec<Ignored>,
     /// The engine's cgroup driver: `systemd` or `cgroupfs` (Docker's `exec-opts`, CRI-O's `cgroup_manager`). containerd instead has one setting
-    /// for each runtime, see [`Runtime::systemd_cgroup`].
+    /// for each runtime, see [`OciRuntime::systemd_cgroup`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup_driver: Option<String>,
 }
@@ -158,7 +158,7 @@ pub struct Ignored {
 /// An OCI runtime that is registered with an engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Runtime {
+pub struct OciRuntime {
     /// The runtime's program: `BinaryName` in containerd, `runtime_path` in CRI-O, `path` in Docker.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,

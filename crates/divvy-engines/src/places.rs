@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use super::target::Target;
-use super::{Error, Files, containerd, crio, docker, glob};
+use super::target::EngineTarget;
+use super::{Error, TextFiles, containerd, crio, docker, glob};
 
 /// A container engine, or a Kubernetes distribution that brings its own containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,7 +26,7 @@ pub enum Engine {
 
 /// The user's choices that override an engine's default files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedFiles {
     /// The engine's main file; `None` selects the distribution's.
     pub config: Option<String>,
     /// The drop-in; `None` selects the distribution's, and an empty string writes everything into the main file.
@@ -65,7 +65,7 @@ impl Engine {
     }
 
     /// Return the first existing path that shows that the engine is installed, or `None` if there is no sign of it.
-    pub fn evidence(self, files: &dyn Files) -> Option<String> {
+    pub fn evidence(self, files: &dyn TextFiles) -> Option<String> {
         let paths: &[&str] = match self {
             Engine::Docker => &[
                 "/usr/bin/dockerd",
@@ -100,7 +100,7 @@ impl Engine {
     ///
     /// # Errors
     /// Fails if a file that decides which files the engine reads cannot be read or parsed.
-    pub fn target(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
+    pub fn target(self, files: &dyn TextFiles, wanted: &WantedFiles) -> Result<EngineTarget, Error> {
         let config = |default: &str| wanted.config.clone().unwrap_or_else(|| default.to_owned());
         let drop_in = |default: String| match wanted.drop_in.as_deref() {
             None => Some(default),
@@ -108,19 +108,19 @@ impl Engine {
             Some(given) => Some(given.to_owned()),
         };
         Ok(match self {
-            Engine::Docker => Target::Docker {
+            Engine::Docker => EngineTarget::Docker {
                 config: config(docker::CONFIG),
             },
             Engine::Crio => {
                 let config = config(crio::CONFIG);
                 let drop_in = drop_in(format!("{}/{DROP_IN}.conf", crio::drop_ins(&config)));
-                Target::Crio { config, drop_in }
+                EngineTarget::Crio { config, drop_in }
             }
             Engine::Containerd => {
                 let config = config(containerd::CONFIG);
                 let drop_in = drop_in(format!("{}/conf.d/{DROP_IN}.toml", glob::directory(&config)));
                 let release = wanted.containerd.as_deref().and_then(containerd::release);
-                Target::Containerd {
+                EngineTarget::Containerd {
                     config,
                     drop_in,
                     merge: wanted.containerd.as_deref().and_then(containerd::Merge::of),
@@ -132,7 +132,7 @@ impl Engine {
                 }
             }
             Engine::K3s | Engine::Rke2 => self.rancher(files, wanted)?,
-            Engine::K0s => Target::Containerd {
+            Engine::K0s => EngineTarget::Containerd {
                 // k0s itself merges these files with its own, key by key, for every version of containerd.
                 config: wanted
                     .drop_in
@@ -143,7 +143,7 @@ impl Engine {
                 merge: Some(containerd::Merge::Keys),
                 version: version(files, &config("/etc/k0s/containerd.toml"))?.unwrap_or(2),
             },
-            Engine::Microk8s => Target::Containerd {
+            Engine::Microk8s => EngineTarget::Containerd {
                 config: config(&format!("{MICROK8S}/containerd-template.toml")),
                 drop_in: wanted.drop_in.clone().filter(|drop_in| !drop_in.is_empty()),
                 merge: Some(containerd::Merge::Sections),
@@ -154,7 +154,7 @@ impl Engine {
 
     /// Find the files of k3s or rke2, which generate containerd's file at each start. In newer releases the generated file
     /// imports a directory of drop-ins; in older releases only the template of the generated file can be edited.
-    fn rancher(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
+    fn rancher(self, files: &dyn TextFiles, wanted: &WantedFiles) -> Result<EngineTarget, Error> {
         let directory = format!("/var/lib/rancher/{}/agent/etc/containerd", self.as_str());
         let generated = format!("{directory}/config.toml");
         let version = version(files, &generated)?.unwrap_or(3);
@@ -164,7 +164,7 @@ impl Engine {
             .unwrap_or_else(|| format!("{directory}/config-v3.toml.d/{DROP_IN}.toml"));
         let read = containerd::read(files, &generated, containerd::Merge::Keys)?;
         if version >= 3 && read.imports.iter().any(|import| glob::matches(import, &drop_in)) {
-            return Ok(Target::Containerd {
+            return Ok(EngineTarget::Containerd {
                 config: generated,
                 drop_in: Some(drop_in),
                 merge: Some(containerd::Merge::Keys),
@@ -176,7 +176,7 @@ impl Engine {
         } else {
             "config.toml.tmpl"
         };
-        Ok(Target::Template {
+        Ok(EngineTarget::Template {
             config: wanted.config.clone().unwrap_or_else(|| format!("{directory}/{template}")),
             generated,
             version,
@@ -187,7 +187,7 @@ impl Engine {
     ///
     /// # Errors
     /// Fails if the kubelet's file exists but cannot be read, or if it has a cgroup driver that the kubelet does not accept.
-    pub fn kubelet_driver(self, files: &dyn Files) -> Result<Option<(bool, String)>, Error> {
+    pub fn kubelet_driver(self, files: &dyn TextFiles) -> Result<Option<(bool, String)>, Error> {
         let path = match self {
             // k3s and rke2 pass the driver on the kubelet's command line, and their templates set the same driver for runc.
             Engine::Docker | Engine::K3s | Engine::Rke2 => return Ok(None),
@@ -205,7 +205,7 @@ impl Engine {
                 .next_back()
                 .map(str::to_owned),
             _ => {
-                let read: Kubelet = serde_saphyr::from_str(&text).map_err(|error| Error::Unreadable {
+                let read: KubeletConfig = serde_saphyr::from_str(&text).map_err(|error| Error::Unreadable {
                     path: path.to_owned(),
                     why: format!("it is not a kubelet configuration: {error}; set --cgroup-driver to continue without this file"),
                 })?;
@@ -228,17 +228,17 @@ impl Engine {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Kubelet {
+struct KubeletConfig {
     #[serde(default)]
     cgroup_driver: Option<String>,
 }
 
-fn is_there(files: &dyn Files, path: &str) -> bool {
+fn is_there(files: &dyn TextFiles, path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
     files.names(glob::directory(path)).iter().any(|there| there == name)
 }
 
-fn version(files: &dyn Files, path: &str) -> Result<Option<i64>, Error> {
+fn version(files: &dyn TextFiles, path: &str) -> Result<Option<i64>, Error> {
     Ok(containerd::load(files, path, containerd::Merge::Keys)?
         .first()
         .and_then(|file| file.version))

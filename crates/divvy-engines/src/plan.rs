@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::edit::{After, Recorded, RuntimeSettings};
-use super::revert::{self, Kept};
-use super::target::Target;
+use super::edit::{EditedFiles, Recorded, RuntimeSettings};
+use super::revert::{self, KeptKeys};
+use super::target::EngineTarget;
 use super::text::text;
-use super::{Configuration, Error, Files, containerd, crio, docker, template};
+use super::{Configuration, Error, TextFiles, containerd, crio, docker, template};
 use divvy_host::plain_line;
 
 /// The change of one file.
@@ -27,21 +27,21 @@ pub struct Edit {
 
 /// The edits that [`configure`] or [`undo`] computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct EditPlan {
     /// The changes, in the order in which they must be written: an imported file comes before the file that imports it. The list
     /// is empty if nothing has to change.
     pub edits: Vec<Edit>,
     /// Advice and warnings for the user.
     pub notes: Vec<String>,
     /// The record to keep for [`undo`]; `None` if no file contains anything from divvy.
-    pub record: Option<Record>,
+    pub record: Option<OriginalTexts>,
 }
 
-impl Plan {
+impl EditPlan {
     /// Return the files as they will be after the edits.
-    pub fn after<'f>(&self, files: &'f dyn Files) -> impl Files + 'f {
+    pub fn after<'f>(&self, files: &'f dyn TextFiles) -> impl TextFiles + 'f {
         let edits = self.edits.iter().map(|edit| (edit.path.clone(), edit.after.clone()));
-        After {
+        EditedFiles {
             files,
             edits: edits.collect(),
         }
@@ -50,22 +50,22 @@ impl Plan {
 
 /// The original text of each file that divvy wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct OriginalTexts {
     /// The files that divvy wrote, by path.
     pub files: BTreeMap<String, Recorded>,
 }
 
-impl Record {
+impl OriginalTexts {
     /// Parse the text of the record file at `path`.
     ///
     /// # Errors
     /// Fails with [`Error::Record`] if divvy did not write this text.
-    pub fn parse(path: &str, text: &str) -> Result<Record, Error> {
+    pub fn parse(path: &str, text: &str) -> Result<OriginalTexts, Error> {
         let wrong = |why: String| Error::Record {
             path: path.to_owned(),
             why: plain_line(why.chars()),
         };
-        let record: Record = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let record: OriginalTexts = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let is_whole =
             |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..") && !path.contains(char::is_control);
         match record.files.keys().find(|file| !is_whole(file)) {
@@ -81,9 +81,14 @@ impl Record {
 /// The plan is verified: the edited files are read as the engine would read them, and the result must have the requested settings.
 ///
 /// # Errors
-/// Fails with the errors of [`Target::read`], and with [`Error::Overruled`] if a file that the engine reads later overrides a
+/// Fails with the errors of [`EngineTarget::read`], and with [`Error::Overruled`] if a file that the engine reads later overrides a
 /// requested setting.
-pub fn configure(files: &dyn Files, target: &Target, settings: &RuntimeSettings, record: Option<&Record>) -> Result<Plan, Error> {
+pub fn configure(
+    files: &dyn TextFiles,
+    target: &EngineTarget,
+    settings: &RuntimeSettings,
+    record: Option<&OriginalTexts>,
+) -> Result<EditPlan, Error> {
     let mut notes = Vec::new();
     // Keep the edits that a person made since the last run: a later undo removes only what divvy wrote.
     let mut originals = record.cloned().unwrap_or_default();
@@ -96,8 +101,8 @@ pub fn configure(files: &dyn Files, target: &Target, settings: &RuntimeSettings,
     let ours =
         |path: &str, now: &str| record.is_some_and(|record| record.files.get(path).is_some_and(|file| file.written == now));
     let writes = match target {
-        Target::Docker { config } => docker::configure(files, config, settings)?,
-        Target::Containerd {
+        EngineTarget::Docker { config } => docker::configure(files, config, settings)?,
+        EngineTarget::Containerd {
             config,
             drop_in,
             merge,
@@ -114,16 +119,18 @@ pub fn configure(files: &dyn Files, target: &Target, settings: &RuntimeSettings,
             &ours,
             &mut notes,
         )?,
-        Target::Crio { config, drop_in } => crio::configure(files, config, drop_in.as_deref(), settings, &ours, &mut notes)?,
-        Target::Template {
+        EngineTarget::Crio { config, drop_in } => {
+            crio::configure(files, config, drop_in.as_deref(), settings, &ours, &mut notes)?
+        }
+        EngineTarget::Template {
             config,
             generated,
             version,
         } => template::configure(files, config, generated, *version, settings, &mut notes)?,
     };
-    let mut plan = Plan {
+    let mut plan = EditPlan {
         notes,
-        ..Plan::default()
+        ..EditPlan::default()
     };
     for write in writes {
         let before = text(files, &write.path)?;
@@ -154,11 +161,11 @@ pub fn configure(files: &dyn Files, target: &Target, settings: &RuntimeSettings,
 }
 
 /// Check that the engine gets the requested settings when it reads the edited files.
-fn check(files: &dyn Files, target: &Target, settings: &RuntimeSettings, plan: &Plan) -> Result<(), Error> {
+fn check(files: &dyn TextFiles, target: &EngineTarget, settings: &RuntimeSettings, plan: &EditPlan) -> Result<(), Error> {
     match target {
-        Target::Template { .. } => return Ok(()),
+        EngineTarget::Template { .. } => return Ok(()),
         // CRI-O does not read this drop-in by default, so its files cannot show the result. A note tells the user which option makes CRI-O read it.
-        Target::Crio {
+        EngineTarget::Crio {
             config,
             drop_in: Some(drop_in),
         } if !crio::is_read(config, drop_in) => return Ok(()),
@@ -171,7 +178,7 @@ fn check(files: &dyn Files, target: &Target, settings: &RuntimeSettings, plan: &
 ///
 /// # Errors
 /// Fails with [`Error::Overruled`] if the engine would not use a setting.
-pub fn in_effect(target: &Target, settings: &RuntimeSettings, read: &Configuration) -> Result<(), Error> {
+pub fn in_effect(target: &EngineTarget, settings: &RuntimeSettings, read: &Configuration) -> Result<(), Error> {
     let has = |what: &str, winner: Option<&String>| Error::Overruled {
         path: target.written().to_owned(),
         what: what.to_owned(),
@@ -184,7 +191,7 @@ pub fn in_effect(target: &Target, settings: &RuntimeSettings, read: &Configurati
     if settings.set_default == Some(true) && read.default_runtime.as_deref() != Some(&settings.name) {
         return Err(has("the default runtime", read.default_runtime_file.as_ref()));
     }
-    if settings.cdi.is_some() && !matches!(target, Target::Crio { .. }) && read.cdi != settings.cdi {
+    if settings.cdi.is_some() && !matches!(target, EngineTarget::Crio { .. }) && read.cdi != settings.cdi {
         return Err(has("CDI", None));
     }
     Ok(())
@@ -196,18 +203,18 @@ pub fn in_effect(target: &Target, settings: &RuntimeSettings, read: &Configurati
 /// removed from it. Without a record, only the runtime `name` and a default that names it are removed.
 ///
 /// # Errors
-/// Fails with the errors of [`Target::read`].
-pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Record>) -> Result<Plan, Error> {
-    let mut plan = Plan::default();
+/// Fails with the errors of [`EngineTarget::read`].
+pub fn undo(files: &dyn TextFiles, target: &EngineTarget, name: &str, record: Option<&OriginalTexts>) -> Result<EditPlan, Error> {
+    let mut plan = EditPlan::default();
     let Some(record) = record else {
         for path in target.read(files)?.files {
             let before = text(files, &path)?.unwrap_or_default();
             let after = match target {
-                Target::Docker { .. } => docker::without(&path, &before, name)?,
-                Target::Containerd { .. } => containerd::without(&path, &before, name, target.merge())?,
-                Target::Crio { .. } => crio::without(&path, &before, name)?,
+                EngineTarget::Docker { .. } => docker::without(&path, &before, name)?,
+                EngineTarget::Containerd { .. } => containerd::without(&path, &before, name, target.merge())?,
+                EngineTarget::Crio { .. } => crio::without(&path, &before, name)?,
                 // k3s generates these files at each start, so an edit would be lost. In the template, divvy's part is between two marks.
-                Target::Template { .. } => continue,
+                EngineTarget::Template { .. } => continue,
             };
             if after != before {
                 plan.edits.push(Edit {
@@ -233,7 +240,7 @@ pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Reco
     for (path, recorded) in main.into_iter().chain(others) {
         let before = text(files, path)?;
         let (after, kept) = if before.as_deref() == Some(&recorded.written) {
-            (recorded.original.clone(), Kept::default())
+            (recorded.original.clone(), KeptKeys::default())
         } else {
             revert::file(target, path, recorded, before.clone())?
         };

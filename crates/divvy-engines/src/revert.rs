@@ -5,25 +5,25 @@ use serde_json::Value;
 use toml_edit::{DocumentMut, Item, TableLike};
 
 use super::edit::Recorded;
-use super::target::Target;
+use super::target::EngineTarget;
 use super::{Error, docker, json, template, toml_text};
 
 /// The keys that divvy changed and that were changed again by hand. They keep their current value, and the user is told.
 #[derive(Debug, Default)]
-pub(super) struct Kept(pub(super) Vec<String>);
+pub(super) struct KeptKeys(pub(super) Vec<String>);
 
 /// Return the text without divvy's entries, or `None` if the file contained nothing else and did not exist before.
 pub(super) fn file(
-    target: &Target,
+    target: &EngineTarget,
     path: &str,
     recorded: &Recorded,
     now: Option<String>,
-) -> Result<(Option<String>, Kept), Error> {
+) -> Result<(Option<String>, KeptKeys), Error> {
     let Some(now) = now else {
-        return Ok((None, Kept::default()));
+        return Ok((None, KeptKeys::default()));
     };
-    let mut kept = Kept::default();
-    if let Target::Template { .. } = target {
+    let mut kept = KeptKeys::default();
+    if let EngineTarget::Template { .. } = target {
         let left = template::without(&now);
         return Ok((left_or_none(recorded, left.trim().is_empty(), left), kept));
     }
@@ -40,7 +40,7 @@ pub(super) fn file(
         let parse = |text| docker::parse(path, text).map_err(of_record);
         let (original, written) = (parse(original)?, parse(&recorded.written)?);
         docker::parse(path, &now)?;
-        let document = json::Document::parse(path, &now)?;
+        let document = json::JsonDocument::parse(path, &now)?;
         let root = document.root();
         json_objects(&root, &Value::Object(original), &Value::Object(written), "", &mut kept);
         let left = document.text();
@@ -74,7 +74,7 @@ fn dotted(at: &str, key: &str) -> String {
     }
 }
 
-fn tables(now: &mut dyn TableLike, original: &toml::Table, written: &toml::Table, at: &str, kept: &mut Kept) {
+fn tables(now: &mut dyn TableLike, original: &toml::Table, written: &toml::Table, at: &str, kept: &mut KeptKeys) {
     let nothing = toml::Table::new();
     for (key, wrote) in written {
         let was = original.get(key);
@@ -122,7 +122,7 @@ fn tables(now: &mut dyn TableLike, original: &toml::Table, written: &toml::Table
     }
 }
 
-fn json_objects(now: &json::Object, original: &Value, written: &Value, at: &str, kept: &mut Kept) {
+fn json_objects(now: &json::JsonObject, original: &Value, written: &Value, at: &str, kept: &mut KeptKeys) {
     let empty = serde_json::Map::new();
     let (original, written) = (original.as_object().unwrap_or(&empty), written.as_object().unwrap_or(&empty));
     for (key, wrote) in written {

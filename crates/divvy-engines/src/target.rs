@@ -1,10 +1,10 @@
 //! An engine and its configuration files.
 
-use super::{Configuration, Error, Files, containerd, crio, docker};
+use super::{Configuration, Error, TextFiles, containerd, crio, docker};
 
 /// The engine and its configuration files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum EngineTarget {
     /// Docker, which has one file.
     Docker {
         /// The path of `daemon.json`.
@@ -39,14 +39,14 @@ pub enum Target {
     },
 }
 
-impl Target {
+impl EngineTarget {
     /// Return the path of the engine's main file.
     pub fn config(&self) -> &str {
         match self {
-            Target::Docker { config }
-            | Target::Containerd { config, .. }
-            | Target::Crio { config, .. }
-            | Target::Template { config, .. } => config,
+            EngineTarget::Docker { config }
+            | EngineTarget::Containerd { config, .. }
+            | EngineTarget::Crio { config, .. }
+            | EngineTarget::Template { config, .. } => config,
         }
     }
 
@@ -58,10 +58,10 @@ impl Target {
     /// Return the path of the file that receives the runtime: the drop-in if there is one, otherwise the main file.
     pub fn written(&self) -> &str {
         match self {
-            Target::Containerd {
+            EngineTarget::Containerd {
                 drop_in: Some(drop_in), ..
             }
-            | Target::Crio {
+            | EngineTarget::Crio {
                 drop_in: Some(drop_in), ..
             } => drop_in,
             _ => self.config(),
@@ -70,7 +70,7 @@ impl Target {
 
     pub(crate) fn merge(&self) -> containerd::Merge {
         match self {
-            Target::Containerd { merge: Some(merge), .. } => *merge,
+            EngineTarget::Containerd { merge: Some(merge), .. } => *merge,
             // A file that is correct for older versions is correct for all versions.
             _ => containerd::Merge::Sections,
         }
@@ -80,16 +80,16 @@ impl Target {
     ///
     /// # Errors
     /// Fails with the errors of [`docker::read`], [`containerd::read`], and [`crio::read`].
-    pub fn read(&self, files: &dyn Files) -> Result<Configuration, Error> {
+    pub fn read(&self, files: &dyn TextFiles) -> Result<Configuration, Error> {
         match self {
-            Target::Docker { config } => docker::read(files, config),
-            Target::Containerd { config, .. } => containerd::read(files, config, self.merge()),
-            Target::Crio { config, .. } => crio::read(files, config),
-            Target::Template { generated, .. } => containerd::read(files, generated, containerd::Merge::Keys),
+            EngineTarget::Docker { config } => docker::read(files, config),
+            EngineTarget::Containerd { config, .. } => containerd::read(files, config, self.merge()),
+            EngineTarget::Crio { config, .. } => crio::read(files, config),
+            EngineTarget::Template { generated, .. } => containerd::read(files, generated, containerd::Merge::Keys),
         }
     }
 
     pub(crate) fn is_json(&self) -> bool {
-        matches!(self, Target::Docker { .. })
+        matches!(self, EngineTarget::Docker { .. })
     }
 }

@@ -3,7 +3,7 @@
 
 use super::edit::{RuntimeSettings, Write};
 use super::text::text;
-use super::{Error, Files, containerd};
+use super::{Error, TextFiles, containerd};
 
 const BEGIN: &str = "# BEGIN divvy:";
 const END: &str = "# END divvy";
@@ -12,7 +12,7 @@ const BASE: &str = "{{ template \"base\" . }}\n";
 
 /// Compute the template's new text.
 pub(super) fn configure(
-    files: &dyn Files,
+    files: &dyn TextFiles,
     path: &str,
     generated: &str,
     version: i64,

@@ -2,10 +2,10 @@
 
 use toml_edit::{Document, Item};
 
-use super::{Error, Files};
+use super::{Error, TextFiles};
 
 /// Return the text of a file, or `None` if the file does not exist.
-pub(super) fn text(files: &dyn Files, path: &str) -> Result<Option<String>, Error> {
+pub(super) fn text(files: &dyn TextFiles, path: &str) -> Result<Option<String>, Error> {
     files.text(path).map_err(|why| Error::Unreadable {
         path: path.to_owned(),
         why: why.to_string(),

@@ -6,7 +6,7 @@ use divvy_model::MemoryUnit;
 use divvy_program::ContextArgs;
 use divvy_program::values::namespaced;
 
-use crate::{Config, Settings};
+use crate::{ExplainerConfig, ExplainerSettings};
 
 /// Run in the cluster: answer `divvy why` for users who may not list nodes and pods
 #[derive(Debug, clap::Args)]
@@ -37,13 +37,13 @@ pub struct Args {
     pub exit_with_stdin: bool,
 }
 
-impl From<Args> for Config {
-    fn from(args: Args) -> Config {
-        Config {
+impl From<Args> for ExplainerConfig {
+    fn from(args: Args) -> ExplainerConfig {
+        ExplainerConfig {
             kubeconfig: args.cluster.kubeconfig,
             context: args.cluster.context,
             listen: args.listen,
-            settings: Settings {
+            settings: ExplainerSettings {
                 memory_unit: args.memory_unit,
                 configmap: args.configmap,
             },

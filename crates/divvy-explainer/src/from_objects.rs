@@ -6,18 +6,20 @@ use std::sync::Arc;
 
 use divvy_model::kept;
 use divvy_model::{ContainerKind, ContainerRequest, Node, PodRequest, WholeKind, names, quantity_milli, quantity_value};
-use divvy_why::{Claim, ClaimState, HostPort, Owner, Reported, Site, Tenant, Wants};
+use divvy_why::{Claim, ClaimState, HostPort, NodeSite, PodController, Reported, Tenant, Wants};
 use kube::core::ObjectMeta;
 
 use divvy_kube::convert;
-use divvy_kube::objects::{Amount, Amounts, Container, NodeObject, PodObject, PodSpec, PodStatus, Resources};
+use divvy_kube::objects::{
+    Container, ContainerResources, NodeObject, PodObject, PodSpec, PodStatus, QuantityText, ResourceAmounts,
+};
 
 /// Convert a node, leaving out its GPUs. Quantities that cannot be read count as zero.
-pub fn site(object: &NodeObject) -> Site {
+pub fn site(object: &NodeObject) -> NodeSite {
     let node = convert::node(object);
     let status = object.status.clone().unwrap_or_default();
-    let amount = |(name, amount): (&Cow<'static, str>, &Amount)| Some((name.to_string(), value(name, amount)?));
-    Site {
+    let amount = |(name, amount): (&Cow<'static, str>, &QuantityText)| Some((name.to_string(), value(name, amount)?));
+    NodeSite {
         labels: object.metadata.labels.clone().unwrap_or_default(),
         taints: object.spec.taints.clone(),
         cordoned: node.unschedulable,
@@ -35,7 +37,7 @@ pub fn site(object: &NodeObject) -> Site {
         runtime: node.runtime,
         allocatable: status.allocatable.iter().filter_map(amount).collect(),
         name: node.name,
-        ..Site::default()
+        ..NodeSite::default()
     }
 }
 
@@ -106,10 +108,10 @@ pub fn wants(object: &PodObject) -> Result<Wants, divvy_model::Error> {
 }
 
 /// Return the controller that recreates the pod after it is deleted.
-pub fn owner(meta: &ObjectMeta) -> Option<Owner> {
+pub fn owner(meta: &ObjectMeta) -> Option<PodController> {
     let mut owners = meta.owner_references.iter().flatten();
     let controller = owners.find(|owner| owner.controller == Some(true))?;
-    Some(Owner {
+    Some(PodController {
         kind: controller.kind.clone(),
         name: controller.name.clone(),
     })
@@ -149,7 +151,7 @@ fn ports(spec: &PodSpec) -> Vec<HostPort> {
     ports.filter(|port| port.host_port > 0).map(port).collect()
 }
 
-fn value(resource: &str, amount: &Amount) -> Option<u64> {
+fn value(resource: &str, amount: &QuantityText) -> Option<u64> {
     match resource {
         "cpu" => quantity_milli(&amount.0),
         _ => quantity_value(&amount.0),
@@ -214,11 +216,11 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
 }
 
 /// Compute what [`requests`] computes, for a pod with one container, which is the most common case.
-fn requests_of_one(container: &Container, overhead: &Amounts) -> Vec<(Cow<'static, str>, u64)> {
-    let Resources { requests, limits } = &container.resources;
+fn requests_of_one(container: &Container, overhead: &ResourceAmounts) -> Vec<(Cow<'static, str>, u64)> {
+    let ContainerResources { requests, limits } = &container.resources;
     let defaulted = limits.iter().filter(|(name, _)| !requests.contains_key(name));
     let asked = requests.iter().chain(defaulted);
-    let amount = |(name, amount): (&Cow<'static, str>, &Amount)| (name.clone(), value(name, amount).unwrap_or(0));
+    let amount = |(name, amount): (&Cow<'static, str>, &QuantityText)| (name.clone(), value(name, amount).unwrap_or(0));
     let mut found: Vec<(Cow<'static, str>, u64)> = asked.map(amount).collect();
     for (name, more) in overhead.iter().map(amount) {
         match found.iter_mut().find(|(known, _)| *known == name) {
@@ -238,7 +240,7 @@ fn with_suffix(spec: &PodSpec) -> Option<String> {
     let containers = spec.init_containers.iter().chain(&spec.containers);
     let amounts = containers.flat_map(|container| [&container.resources.limits, &container.resources.requests]);
     let mut amounts = amounts.filter_map(|amounts| amounts.get(names::GPU_MEM));
-    let plain = |amount: &&Amount| {
+    let plain = |amount: &&QuantityText| {
         let digits = amount.0.strip_suffix('k').unwrap_or(&amount.0);
         !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
     };
@@ -274,7 +276,7 @@ fn reported(status: &PodStatus) -> Vec<Reported> {
 }
 
 /// Return the labels of namespaces, by the namespace's name.
-pub fn labels(metas: impl IntoIterator<Item = ObjectMeta>) -> BTreeMap<String, divvy_why::Labels> {
+pub fn labels(metas: impl IntoIterator<Item = ObjectMeta>) -> BTreeMap<String, divvy_why::LabelMap> {
     let one = |meta: ObjectMeta| Some((meta.name?, meta.labels.unwrap_or_default()));
     metas.into_iter().filter_map(one).collect()
 }

@@ -13,12 +13,12 @@ use axum::{Json, Router};
 use divvy_kube::caller::Caller;
 use divvy_kube::list;
 use divvy_model::{MemoryUnit, PodKey, names};
-use divvy_why::{Named, Wants};
+use divvy_why::{NamedPods, Wants};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::metrics::Metrics;
-use crate::refusal::Refusal;
-use crate::snapshot_cache::{Question, SnapshotCache};
+use crate::metrics::ExplainerMetrics;
+use crate::refusal::AnswerRefusal;
+use crate::snapshot_cache::{SnapshotCache, WhyQuestion};
 use crate::{from_objects, related};
 
 /// The maximum number of questions that are answered at the same time. A question counts from the check of its token until the
@@ -40,7 +40,7 @@ const CHUNK: usize = 64 << 10;
 /// The handler of questions.
 pub(crate) struct Handler {
     client: kube::Client,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ExplainerMetrics>,
     cache: Arc<SnapshotCache>,
     answers: Arc<Semaphore>,
 }
@@ -51,7 +51,7 @@ pub(crate) fn problem(status: StatusCode, text: &str) -> Response {
 
 impl Handler {
     /// Return the router for `GET /why/NAMESPACE/POD`, with the user's token in `Authorization`.
-    pub(crate) fn router(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> Router {
+    pub(crate) fn router(client: kube::Client, unit: MemoryUnit, metrics: Arc<ExplainerMetrics>) -> Router {
         let handler = Arc::new(Handler {
             cache: Arc::new(SnapshotCache::new(client.clone(), unit, metrics.clone())),
             client,
@@ -70,27 +70,27 @@ impl Handler {
             .with_state(handler)
     }
 
-    async fn answer(&self, pod: &PodKey, all_nodes: bool, headers: &HeaderMap) -> Result<Response, Refusal> {
+    async fn answer(&self, pod: &PodKey, all_nodes: bool, headers: &HeaderMap) -> Result<Response, AnswerRefusal> {
         // Check the names before they become part of URL paths.
         if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
             let text = "write the namespace and the name of the pod with lower-case letters, digits, - and .";
-            return Err(Refusal::new(StatusCode::BAD_REQUEST, text));
+            return Err(AnswerRefusal::new(StatusCode::BAD_REQUEST, text));
         }
         let token = bearer(headers)?;
         let turn = tokio::time::timeout(TURN, self.answers.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
             let text = format!("{ANSWERS} other questions are being answered; try again in a few seconds");
-            return Err(Refusal::unavailable(text));
+            return Err(AnswerRefusal::unavailable(text));
         };
         let caller = Caller::of(&self.client, token).await.map_err(unchecked)?.ok_or_else(|| {
             let text = "the API server does not accept the token; it may have expired";
-            Refusal::new(StatusCode::UNAUTHORIZED, text)
+            AnswerRefusal::new(StatusCode::UNAUTHORIZED, text)
         })?;
         if !self.may(&caller, "get", &pod.namespace, &pod.name).await? {
             let text = format!("{} may not get pod {pod}", caller.name());
-            return Err(Refusal::new(StatusCode::FORBIDDEN, text));
+            return Err(AnswerRefusal::new(StatusCode::FORBIDDEN, text));
         }
-        let question = Question {
+        let question = WhyQuestion {
             named: self.named(&caller, &pod.namespace).await?,
             wants: self.wants(pod).await?,
             all_nodes,
@@ -99,39 +99,39 @@ impl Handler {
         Ok(json(body, turn))
     }
 
-    async fn may(&self, caller: &Caller, verb: &str, namespace: &str, name: &str) -> Result<bool, Refusal> {
+    async fn may(&self, caller: &Caller, verb: &str, namespace: &str, name: &str) -> Result<bool, AnswerRefusal> {
         let may = caller.may(&self.client, verb, "pods", namespace, name).await;
         may.map_err(unchecked)
     }
 
-    async fn named(&self, caller: &Caller, namespace: &str) -> Result<Named, Refusal> {
+    async fn named(&self, caller: &Caller, namespace: &str) -> Result<NamedPods, AnswerRefusal> {
         Ok(if self.may(caller, "list", "", "").await? {
-            Named::All
+            NamedPods::All
         } else if self.may(caller, "list", namespace, "").await? {
-            Named::Of(namespace.to_owned())
+            NamedPods::Of(namespace.to_owned())
         } else {
-            Named::None
+            NamedPods::None
         })
     }
 
-    async fn wants(&self, pod: &PodKey) -> Result<Wants, Refusal> {
+    async fn wants(&self, pod: &PodKey) -> Result<Wants, AnswerRefusal> {
         let object = list::pod(&self.client, &pod.namespace, &pod.name).await.map_err(|error| {
             let status = if error.is_not_found() {
                 StatusCode::NOT_FOUND
             } else {
                 StatusCode::SERVICE_UNAVAILABLE
             };
-            Refusal::new(status, error.to_string())
+            AnswerRefusal::new(status, error.to_string())
         })?;
         let mut wants = from_objects::wants(&object)
-            .map_err(|error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("pod {pod}: {error}")))?;
+            .map_err(|error| AnswerRefusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("pod {pod}: {error}")))?;
         if wants.rules_bytes() > LARGEST_RULES || wants.claims.len() > MOST_CLAIMS {
             let text = format!(
                 "pod {pod} has more than {} KiB of rules for nodes and other pods, or more than {MOST_CLAIMS} volume claims, which exceeds the \
                  explainer's limits. A user who may list nodes and pods can run `divvy why` without these limits",
                 LARGEST_RULES >> 10
             );
-            return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
+            return Err(AnswerRefusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
         }
         related::read_claims(&self.client, &mut wants).await;
         Ok(wants)
@@ -164,12 +164,12 @@ async fn ask(
     response
 }
 
-fn unchecked(error: divvy_kube::Error) -> Refusal {
-    Refusal::unavailable(format!("the explainer cannot answer now: {error}"))
+fn unchecked(error: divvy_kube::Error) -> AnswerRefusal {
+    AnswerRefusal::unavailable(format!("the explainer cannot answer now: {error}"))
 }
 
-fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
-    let refused = |text: &str| Refusal::new(StatusCode::UNAUTHORIZED, text);
+fn bearer(headers: &HeaderMap) -> Result<&str, AnswerRefusal> {
+    let refused = |text: &str| AnswerRefusal::new(StatusCode::UNAUTHORIZED, text);
     let header = headers
         .get(header::AUTHORIZATION)
         .ok_or_else(|| refused("the request has no token of the user (Authorization: Bearer …)"))?;

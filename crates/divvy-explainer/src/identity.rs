@@ -12,15 +12,15 @@ use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 /// A self-signed certificate, and the TLS configuration of a server with its key.
-pub(crate) struct Identity {
+pub(crate) struct ServerIdentity {
     /// The certificate, in PEM.
     pub(crate) certificate: String,
     pub(crate) server: Arc<ServerConfig>,
 }
 
-impl Identity {
+impl ServerIdentity {
     /// Generate a key, and make a certificate for [`SERVER_NAME`].
-    pub(crate) fn new() -> Result<Identity, Error> {
+    pub(crate) fn new() -> Result<ServerIdentity, Error> {
         let mut params = CertificateParams::new([SERVER_NAME.to_owned()]).map_err(Error::Certificate)?;
         params.distinguished_name.push(DnType::CommonName, SERVER_NAME);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -37,7 +37,7 @@ impl Identity {
                     .with_single_cert(vec![certificate.der().clone()], der)
             })
             .map_err(Error::Identity)?;
-        Ok(Identity {
+        Ok(ServerIdentity {
             certificate: certificate.pem(),
             server: Arc::new(server),
         })

@@ -38,22 +38,22 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use divvy_exposition::Format;
-use divvy_kube::client::{Choice, connect};
+use divvy_exposition::MetricsFormat;
+use divvy_kube::client::{ClusterChoice, connect};
 use divvy_model::MemoryUnit;
-use divvy_serve::{Limits, Share};
+use divvy_serve::{CallerLimits, ServerLimits};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
 use handler::{Handler, problem};
-use identity::Identity;
-pub use metrics::Metrics;
+use identity::ServerIdentity;
+pub use metrics::ExplainerMetrics;
 use tunnel::Tunnels;
 
 /// The flags of `divvy explainer`.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct ExplainerConfig {
     /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
     /// `--context`: the kubeconfig context.
@@ -61,12 +61,12 @@ pub struct Config {
     /// `--listen`: the address and port of the server.
     pub listen: SocketAddr,
     /// The other flags.
-    pub settings: Settings,
+    pub settings: ExplainerSettings,
 }
 
 /// The configuration of a running explainer.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct ExplainerSettings {
     /// `--memory-unit`: the unit if no agent publishes one.
     pub memory_unit: MemoryUnit,
     /// `--configmap`: the namespace and name of the ConfigMap that tells users how to reach the explainer.
@@ -114,11 +114,11 @@ pub async fn main(args: Args) -> Result<(), Error> {
 ///
 /// # Errors
 /// Fails if there is no cluster to connect to, or if the explainer cannot listen on the address.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
-    let choice = Choice {
+pub async fn run(config: ExplainerConfig, stop: CancellationToken) -> Result<(), Error> {
+    let choice = ClusterChoice {
         kubeconfig: config.kubeconfig,
         context: config.context,
-        ..Choice::default()
+        ..ClusterChoice::default()
     };
     let connection = connect(&choice).await?;
     let listener = divvy_serve::listen(config.listen).map_err(|source| Error::Listen {
@@ -135,15 +135,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 pub async fn run_with(
     listener: TcpListener,
     client: kube::Client,
-    settings: Settings,
+    settings: ExplainerSettings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     match listener.local_addr() {
         Ok(address) => tracing::info!(%address, unit = %settings.memory_unit, "the explainer is listening"),
         Err(error) => tracing::info!(%error, "the explainer is listening"),
     }
-    let identity = Identity::new()?;
-    let metrics = Arc::new(Metrics::default());
+    let identity = ServerIdentity::new()?;
+    let metrics = Arc::new(ExplainerMetrics::default());
     let published = publish::keep(settings.configmap, client.clone(), identity.certificate, stop.clone());
     let questions = Handler::router(client, settings.memory_unit, metrics.clone());
     let tunnels = Tunnels::new(identity.server, questions, stop.clone());
@@ -176,9 +176,9 @@ pub async fn run_with(
     Ok(())
 }
 
-fn text_of(metrics: &Metrics, headers: &HeaderMap) -> Response {
+fn text_of(metrics: &ExplainerMetrics, headers: &HeaderMap) -> Response {
     let accept = headers.get_all(header::ACCEPT).iter();
-    let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
+    let format = MetricsFormat::negotiate(accept.filter_map(|value| value.to_str().ok()));
     ([(header::CONTENT_TYPE, format.content_type())], metrics.text(format)).into_response()
 }
 
@@ -194,15 +194,15 @@ async fn no_such_path(uri: Uri) -> Response {
 
 /// Return the limits of the server, to which API servers, kubelets, and Prometheus connect. No caller is identified at this
 /// level, because users send their tokens only in TLS inside the connection.
-fn limits() -> Limits {
-    let share = Share {
+fn limits() -> ServerLimits {
+    let share = CallerLimits {
         connections: 64,
         // One API server forwards the questions of all its users.
         per_address: 32,
         idle: Duration::from_secs(60),
         body_bytes: 4 << 10,
     };
-    Limits {
+    ServerLimits {
         known: share,
         unknown: share,
         handshakes: 64,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use divvy_exposition::{Format, Page};
+use divvy_exposition::{MetricsFormat, MetricsPage};
 
 divvy_exposition::metrics! {
     QUESTIONS: Counter = "divvy_explainer_questions_total",
@@ -16,12 +16,12 @@ divvy_exposition::metrics! {
 
 /// The metrics of one explainer. By default nothing is counted yet.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub struct ExplainerMetrics {
     questions: Mutex<BTreeMap<u16, u64>>,
     cluster_reads: AtomicU64,
 }
 
-impl Metrics {
+impl ExplainerMetrics {
     fn questions(&self) -> MutexGuard<'_, BTreeMap<u16, u64>> {
         self.questions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -37,8 +37,8 @@ impl Metrics {
     }
 
     /// Return the text of `/metrics`.
-    pub fn text(&self, format: Format) -> String {
-        let mut page = Page::new(format);
+    pub fn text(&self, format: MetricsFormat) -> String {
+        let mut page = MetricsPage::new(format);
         let questions = self.questions();
         page.write_by(
             &QUESTIONS,

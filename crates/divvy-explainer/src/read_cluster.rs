@@ -3,7 +3,7 @@
 use divvy_model::kept;
 use divvy_model::{MemoryUnit, Pod, limits};
 use divvy_placement::Ledger;
-use divvy_why::{Snapshot, Tenant, Tenants, Wants};
+use divvy_why::{ClusterSnapshot, Tenant, Tenants, Wants};
 
 use divvy_kube::list::LeftOut;
 use divvy_kube::objects::{NodeObject, PodObject};
@@ -13,7 +13,7 @@ use crate::{from_objects, related};
 
 /// An object that has arrived. [`read_cluster`] reports each one, in order.
 #[derive(Debug)]
-pub enum Arrival {
+pub enum ArrivedObject {
     /// A node.
     Node,
     /// A pod, with its requests and rules if it waits for GPUs. Pods arrive in the order of namespaces and names.
@@ -22,9 +22,9 @@ pub enum Arrival {
 
 /// The cluster, and the objects that could not be read.
 #[derive(Debug)]
-pub struct Reading {
+pub struct ClusterReading {
     /// The cluster without the unreadable objects.
-    pub snapshot: Snapshot,
+    pub snapshot: ClusterSnapshot,
     /// Nodes that could not be read.
     pub no_nodes: LeftOut,
     /// Pods that could not be read.
@@ -32,7 +32,7 @@ pub struct Reading {
 }
 
 /// The parts of a listed pod that are kept.
-struct Listed {
+struct ListedPod {
     pod: Pod,
     /// The pod as a tenant of its node, and whether its labels and rules are complete.
     tenant: Option<(Tenant, bool)>,
@@ -44,7 +44,11 @@ struct Listed {
 /// # Errors
 /// Fails if the nodes or the pods cannot be listed. Other data that cannot be read is missing in the snapshot, and answers
 /// mention this where it matters.
-pub async fn read_cluster(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Reading, Error> {
+pub async fn read_cluster(
+    client: &kube::Client,
+    unit: MemoryUnit,
+    arrived: impl Fn(ArrivedObject) + Sync,
+) -> Result<ClusterReading, Error> {
     read_with(client, unit, listed, arrived).await
 }
 
@@ -52,26 +56,26 @@ pub async fn read_cluster(client: &kube::Client, unit: MemoryUnit, arrived: impl
 ///
 /// # Errors
 /// Fails as [`read_cluster`] does.
-pub async fn read_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Reading, Error> {
+pub async fn read_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<ClusterReading, Error> {
     read_with(client, unit, |object| listed_as(object, None), |_| {}).await
 }
 
 async fn read_with(
     client: &kube::Client,
     unit: MemoryUnit,
-    listed: fn(PodObject) -> Result<Listed, divvy_model::Error>,
-    arrived: impl Fn(Arrival) + Sync,
-) -> Result<Reading, Error> {
+    listed: fn(PodObject) -> Result<ListedPod, divvy_model::Error>,
+    arrived: impl Fn(ArrivedObject) + Sync,
+) -> Result<ClusterReading, Error> {
     let (mut sites, mut nodes, mut pods, mut tenants) = (Vec::new(), Vec::new(), Vec::new(), Tenants::default());
     let mut simplified = 0;
     let node = |object: NodeObject| (convert::node(&object), from_objects::site(&object));
     let all_nodes = list::each_node(client, node, |(node, site)| {
-        arrived(Arrival::Node);
+        arrived(ArrivedObject::Node);
         nodes.push(node);
         sites.push(site);
     });
-    let all_pods = list::each_whole_pod(client, listed, |pod: Listed| {
-        arrived(Arrival::Pod(pod.waiting));
+    let all_pods = list::each_whole_pod(client, listed, |pod: ListedPod| {
+        arrived(ArrivedObject::Pod(pod.waiting));
         pods.push(pod.pod);
         simplified += u64::from(pod.tenant.as_ref().is_some_and(|(_, whole)| !whole));
         tenants.extend(pod.tenant.map(|(tenant, _)| tenant));
@@ -91,11 +95,11 @@ async fn read_with(
         // Ignore the error: many users who may list pods may not read kube-system, and few clusters have these ConfigMaps.
         Err(error) => tracing::debug!("{error}"),
     }
-    let mut snapshot = Snapshot::new(ledger, sites, tenants);
+    let mut snapshot = ClusterSnapshot::new(ledger, sites, tenants);
     snapshot.simplified = simplified;
     snapshot.namespaces = seen(related::namespaces(client).await);
     snapshot.agent_selector = seen(related::agent_selector(client).await).flatten();
-    Ok(Reading {
+    Ok(ClusterReading {
         snapshot,
         no_nodes,
         no_pods,
@@ -107,14 +111,14 @@ fn seen<T>(read: Result<T, Error>) -> Option<T> {
     read.inspect_err(|error| tracing::debug!("{error}")).ok()
 }
 
-fn listed(object: PodObject) -> Result<Listed, divvy_model::Error> {
+fn listed(object: PodObject) -> Result<ListedPod, divvy_model::Error> {
     let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
     let wants = if waits { Some(from_objects::wants(&object)?) } else { None };
     listed_as(object, wants)
 }
 
-fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, divvy_model::Error> {
-    Ok(Listed {
+fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<ListedPod, divvy_model::Error> {
+    Ok(ListedPod {
         waiting: wants.filter(|wants| !wants.pod.ended() && wants_gpus(wants)).map(Box::new),
         pod: kept(convert::pod(&object)?),
         tenant: from_objects::tenant(object).map(bounded),

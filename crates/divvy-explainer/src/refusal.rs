@@ -4,20 +4,20 @@ use axum::http::StatusCode;
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct AnswerRefusal {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
 }
 
-impl Refusal {
-    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Refusal {
-        Refusal {
+impl AnswerRefusal {
+    pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> AnswerRefusal {
+        AnswerRefusal {
             status,
             text: text.into(),
         }
     }
 
-    pub(crate) fn unavailable(text: impl Into<String>) -> Refusal {
-        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
+    pub(crate) fn unavailable(text: impl Into<String>) -> AnswerRefusal {
+        AnswerRefusal::new(StatusCode::SERVICE_UNAVAILABLE, text)
     }
 }

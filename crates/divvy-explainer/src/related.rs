@@ -15,7 +15,7 @@ use kube::api::ListParams;
 const EVENTS: usize = 3;
 
 /// List the labels of all namespaces, by the namespace's name.
-pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_why::Labels>, Error> {
+pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_why::LabelMap>, Error> {
     let api: Api<Namespace> = Api::all(client.clone());
     let list = api
         .list_metadata(&ListParams::default())
@@ -25,7 +25,7 @@ pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_
 }
 
 /// Read the node selector of the agent's DaemonSet; `None` if there is no such DaemonSet, or if several have different selectors.
-pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::Labels>, Error> {
+pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::LabelMap>, Error> {
     let api: Api<DaemonSet> = Api::all(client.clone());
     // The chart installs one, but any user who may create DaemonSets can use the same labels. So limit the list.
     let params = ListParams::default()
@@ -36,7 +36,7 @@ pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::L
         .await
         .map_err(|source| Error::api("the DaemonSets could not be listed", source))?;
     let selector = |set: DaemonSet| set.spec.template.spec.and_then(|spec| spec.node_selector).unwrap_or_default();
-    let mut selectors: Vec<divvy_why::Labels> = list.items.into_iter().map(selector).collect();
+    let mut selectors: Vec<divvy_why::LabelMap> = list.items.into_iter().map(selector).collect();
     selectors.dedup();
     Ok(selectors.pop().filter(|_| selectors.is_empty()))
 }

@@ -22,7 +22,7 @@ use divvy_kube::Error;
 pub const CONFIG_MAP_NAMESPACE: &str = "kube-public";
 /// Name of the ConfigMap with the explainer's address.
 pub const CONFIG_MAP: &str = "divvy";
-/// Key in the ConfigMap whose value is the [`Address`].
+/// Key in the ConfigMap whose value is the [`ServiceAddress`].
 pub const SERVICE: &str = "service";
 /// Key in the ConfigMap whose value is the explainer's self-signed certificate, in PEM.
 pub const CERTIFICATE: &str = "tls.crt";
@@ -37,7 +37,7 @@ pub const ALL_NODES: &str = "allNodes=true";
 
 /// The address of the explainer's Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct ServiceAddress {
     /// The Service's namespace.
     pub namespace: String,
     /// The Service's name.
@@ -46,24 +46,27 @@ pub struct Address {
     pub port: String,
 }
 
-impl Address {
+impl ServiceAddress {
     /// Parse `NAMESPACE/SERVICE:PORT`. The parts become part of a URL path, so anything that is not a valid name yields `None`.
-    pub fn parse(text: &str) -> Option<Address> {
+    pub fn parse(text: &str) -> Option<ServiceAddress> {
         let (namespace, rest) = text.trim().split_once('/')?;
         let (service, port) = rest.split_once(':')?;
         let is_label = |text: &str| {
             let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
             (1..=63).contains(&text.len()) && text.bytes().all(legal)
         };
-        [namespace, service, port].iter().all(|part| is_label(part)).then(|| Address {
-            namespace: namespace.to_owned(),
-            service: service.to_owned(),
-            port: port.to_owned(),
-        })
+        [namespace, service, port]
+            .iter()
+            .all(|part| is_label(part))
+            .then(|| ServiceAddress {
+                namespace: namespace.to_owned(),
+                service: service.to_owned(),
+                port: port.to_owned(),
+            })
     }
 
     fn proxy(&self) -> String {
-        let Address {
+        let ServiceAddress {
             namespace,
             service,
             port,
@@ -74,9 +77,9 @@ impl Address {
 
 /// How to reach the explainer and verify its identity.
 #[derive(Debug, Clone)]
-pub struct Endpoint {
+pub struct ExplainerEndpoint {
     /// The address of the explainer's Service.
-    pub address: Address,
+    pub address: ServiceAddress,
     /// The explainer's certificate, in PEM.
     pub certificate: String,
 }
@@ -85,7 +88,7 @@ pub struct Endpoint {
 ///
 /// # Errors
 /// Fails if the ConfigMap cannot be read, or does not have the expected keys.
-pub async fn find(client: &kube::Client) -> Result<Option<Endpoint>, Error> {
+pub async fn find(client: &kube::Client) -> Result<Option<ExplainerEndpoint>, Error> {
     let what = format!("the ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}");
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_MAP_NAMESPACE);
     let found = api
@@ -101,7 +104,7 @@ pub async fn find(client: &kube::Client) -> Result<Option<Endpoint>, Error> {
         return Ok(None);
     };
     let service = data.remove(SERVICE).unwrap_or_default();
-    let address = Address::parse(&service).ok_or_else(|| Error::Explainer {
+    let address = ServiceAddress::parse(&service).ok_or_else(|| Error::Explainer {
         text: format!("{what} does not name a Service (data.{SERVICE} is {service:?}, not NAMESPACE/SERVICE:PORT)"),
     })?;
     let certificate = data.remove(CERTIFICATE).ok_or_else(|| Error::Explainer {
@@ -109,14 +112,14 @@ pub async fn find(client: &kube::Client) -> Result<Option<Endpoint>, Error> {
             "{what} has no {CERTIFICATE}, which the explainer writes at its start and once a minute; see the explainer's log"
         ),
     })?;
-    Ok(Some(Endpoint { address, certificate }))
+    Ok(Some(ExplainerEndpoint { address, certificate }))
 }
 
 /// Open a connection to the explainer through the API server. The caller must use TLS on the connection.
 ///
 /// # Errors
 /// Fails if the API server or the explainer refuses the connection.
-pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
+pub async fn tunnel(client: &kube::Client, address: &ServiceAddress) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
     const MOST: usize = 64 << 10;
     let failed = |text: String| Error::Explainer {
         text: format!("no connection could be made through the API server: {text}"),
@@ -168,7 +171,7 @@ mod tests {
 
     #[test]
     fn an_address_is_made_of_names() {
-        let address = Address::parse("divvy/divvy-explainer:why").expect("an address");
+        let address = ServiceAddress::parse("divvy/divvy-explainer:why").expect("an address");
         assert_eq!(
             address.proxy(),
             "/api/v1/namespaces/divvy/services/divvy-explainer:why/proxy/why"
@@ -176,7 +179,7 @@ mod tests {
         for odd in [
             "", "a/b", "a:b", "a/../b:c", "a/b:c/d", "a/b:c?d", "A/b:c", "a/b/c:d", "a/:c", "a/b:%2f",
         ] {
-            assert_eq!(Address::parse(odd), None, "{odd}");
+            assert_eq!(ServiceAddress::parse(odd), None, "{odd}");
         }
     }
 

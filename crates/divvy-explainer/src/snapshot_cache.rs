@@ -11,13 +11,13 @@ use std::time::Duration;
 use crate::read_cluster;
 use divvy_kube::list::LeftOut;
 use divvy_model::MemoryUnit;
-use divvy_why::{Named, Snapshot, Wants, answer_naming};
+use divvy_why::{ClusterSnapshot, NamedPods, Wants, answer_naming};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
-use crate::metrics::Metrics;
-use crate::refusal::Refusal;
+use crate::metrics::ExplainerMetrics;
+use crate::refusal::AnswerRefusal;
 
 /// The shortest time for which a snapshot is used.
 const SHORTEST: Duration = Duration::from_secs(2);
@@ -33,25 +33,25 @@ const LONGEST: Duration = Duration::from_secs(20);
 const LARGEST_ANSWER: usize = 32 << 20;
 
 /// A question: why a pod waits.
-pub(crate) struct Question {
+pub(crate) struct WhyQuestion {
     pub(crate) wants: Wants,
     pub(crate) all_nodes: bool,
     /// The pods whose names the user may see.
-    pub(crate) named: Named,
+    pub(crate) named: NamedPods,
 }
 
 pub(crate) struct SnapshotCache {
     client: kube::Client,
     unit: MemoryUnit,
-    metrics: Arc<Metrics>,
+    metrics: Arc<ExplainerMetrics>,
     /// The snapshot. The lock is held while the cluster is read, and while an answer is computed.
-    kept: Arc<Mutex<Kept>>,
+    kept: Arc<Mutex<KeptSnapshot>>,
 }
 
 /// The snapshot, or the reason why the cluster could not be read. Either is used until `until`.
 #[derive(Debug)]
-struct Kept {
-    read: Result<Read, NotRead>,
+struct KeptSnapshot {
+    read: Result<ReadSnapshot, NotRead>,
     until: Instant,
 }
 
@@ -69,19 +69,19 @@ enum NotRead {
 }
 
 #[derive(Debug)]
-struct Read {
-    snapshot: Arc<Snapshot>,
+struct ReadSnapshot {
+    snapshot: Arc<ClusterSnapshot>,
     at: Instant,
     left_out: Option<String>,
 }
 
 impl SnapshotCache {
-    pub(crate) fn new(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> SnapshotCache {
+    pub(crate) fn new(client: kube::Client, unit: MemoryUnit, metrics: Arc<ExplainerMetrics>) -> SnapshotCache {
         SnapshotCache {
             client,
             unit,
             metrics,
-            kept: Arc::new(Mutex::new(Kept {
+            kept: Arc::new(Mutex::new(KeptSnapshot {
                 read: Err(NotRead::NotYet),
                 until: Instant::now(),
             })),
@@ -95,18 +95,18 @@ impl SnapshotCache {
     /// explainer read the cluster without pause, or work on more questions than have a turn.
     pub(crate) async fn answer(
         self: &Arc<Self>,
-        question: Question,
+        question: WhyQuestion,
         turn: OwnedSemaphorePermit,
-    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
+    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), AnswerRefusal> {
         let cache = self.clone();
         let asked = tokio::spawn(async move { cache.in_turn(question).await.map(|body| (body, turn)) });
         asked.await.unwrap_or_else(|failed| Err(not_worked_out(failed)))
     }
 
-    async fn in_turn(&self, question: Question) -> Result<Vec<u8>, Refusal> {
+    async fn in_turn(&self, question: WhyQuestion) -> Result<Vec<u8>, AnswerRefusal> {
         let turn = tokio::time::timeout(TURN, self.kept.clone().lock_owned()).await;
         let mut kept =
-            turn.map_err(|_elapsed| Refusal::unavailable("other questions take too long; try again in a few seconds"))?;
+            turn.map_err(|_elapsed| AnswerRefusal::unavailable("other questions take too long; try again in a few seconds"))?;
         if kept.until <= Instant::now() {
             // Free the old snapshot first, so that there are never two in memory.
             forget(&mut kept).await;
@@ -115,7 +115,7 @@ impl SnapshotCache {
         }
         let read = match &kept.read {
             Ok(read) => read,
-            Err(why) => return Err(Refusal::unavailable(why.to_string())),
+            Err(why) => return Err(AnswerRefusal::unavailable(why.to_string())),
         };
         let (snapshot, age, left_out) = (read.snapshot.clone(), read.at.elapsed(), read.left_out.clone());
         let began = Instant::now();
@@ -130,7 +130,7 @@ impl SnapshotCache {
         rest(kept, began.elapsed());
         answered.map_err(not_worked_out)?.map_err(|error| {
             if error.is_io() {
-                Refusal::unavailable(format!(
+                AnswerRefusal::unavailable(format!(
                     "the answer has more than {} MiB; run divvy why without --all-nodes",
                     LARGEST_ANSWER >> 20
                 ))
@@ -141,7 +141,7 @@ impl SnapshotCache {
     }
 
     /// Read the cluster on another thread, so that this thread can answer probes in the meantime.
-    async fn read(&self) -> Kept {
+    async fn read(&self) -> KeptSnapshot {
         let began = Instant::now();
         self.metrics.cluster_read();
         let (client, unit, runtime) = (self.client.clone(), self.unit, Handle::current());
@@ -149,7 +149,7 @@ impl SnapshotCache {
             runtime.block_on(async { tokio::time::timeout(LONGEST, read_cluster::read_without_waiting(&client, unit)).await })
         });
         let read = match looked.await {
-            Ok(Ok(Ok(seen))) => Ok(Read {
+            Ok(Ok(Ok(seen))) => Ok(ReadSnapshot {
                 left_out: left_out(&seen.no_nodes, &seen.no_pods),
                 snapshot: Arc::new(seen.snapshot),
                 at: began,
@@ -160,7 +160,7 @@ impl SnapshotCache {
         };
         let took = began.elapsed();
         tracing::debug!(?took, well = read.is_ok(), "the cluster was read");
-        Kept {
+        KeptSnapshot {
             read,
             until: Instant::now() + SHORTEST.max(took * REST),
         }
@@ -180,7 +180,7 @@ impl SnapshotCache {
 }
 
 /// Free the snapshot on another thread: freeing 50,000 pods takes a tenth of a second.
-async fn forget(kept: &mut Kept) {
+async fn forget(kept: &mut KeptSnapshot) {
     let old = std::mem::replace(&mut kept.read, Err(NotRead::NotYet));
     if let Err(failed) = tokio::task::spawn_blocking(move || drop(old)).await {
         tracing::error!(%failed, "the snapshot of the cluster could not be freed");
@@ -188,7 +188,7 @@ async fn forget(kept: &mut Kept) {
 }
 
 /// Make the next question wait as long as this one took, so that answers use at most half of a core.
-fn rest(turn: OwnedMutexGuard<Kept>, took: Duration) {
+fn rest(turn: OwnedMutexGuard<KeptSnapshot>, took: Duration) {
     tokio::spawn(async move {
         tokio::time::sleep(took).await;
         drop(turn);
@@ -203,8 +203,8 @@ fn left_out(nodes: &LeftOut, pods: &LeftOut) -> Option<String> {
     })
 }
 
-fn not_worked_out(error: impl std::fmt::Display) -> Refusal {
-    Refusal::unavailable(format!("the answer could not be computed: {error}"))
+fn not_worked_out(error: impl std::fmt::Display) -> AnswerRefusal {
+    AnswerRefusal::unavailable(format!("the answer could not be computed: {error}"))
 }
 
 /// A buffer of at most [`LARGEST_ANSWER`] bytes.

@@ -43,7 +43,7 @@ pub(crate) struct Tunnels {
 
 /// Why a tunnel ended early.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum BrokenTunnel {
     #[error(transparent)]
     Http(#[from] hyper::Error),
     #[error(transparent)]
@@ -62,13 +62,13 @@ impl Tunnels {
         }
     }
 
-    async fn carry(self, upgrade: OnUpgrade) -> Result<(), Broken> {
+    async fn carry(self, upgrade: OnUpgrade) -> Result<(), BrokenTunnel> {
         let shaken = async {
             let stream = TokioIo::new(upgrade.await?);
-            Ok::<_, Broken>(TlsAcceptor::from(self.server).accept(stream).await?)
+            Ok::<_, BrokenTunnel>(TlsAcceptor::from(self.server).accept(stream).await?)
         };
         let tls = tokio::time::timeout(HANDSHAKE, shaken).await;
-        let tls = tls.map_err(|_elapsed| Broken::Late)??;
+        let tls = tls.map_err(|_elapsed| BrokenTunnel::Late)??;
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(QUESTION)

@@ -2,7 +2,7 @@
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A value that only increases.
     Counter,
     /// A value that increases and decreases.
@@ -11,12 +11,12 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     pub(crate) const fn word(self) -> &'static str {
         match self {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         }
     }
 }
@@ -28,12 +28,12 @@ pub struct Metric {
     /// shown in the text format.
     pub name: &'static str,
     /// The type.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// The help text.
     pub help: &'static str,
 }
 
-/// Declare metrics as constants: `NAME: Kind = "name", "Help.";`. With `LIST;` at the beginning, that constant has all of them, for the parent module.
+/// Declare metrics as constants: `NAME: MetricKind = "name", "Help.";`. With `LIST;` at the beginning, that constant has all of them, for the parent module.
 #[macro_export]
 macro_rules! metrics {
     ($list:ident; $($metric:ident: $kind:ident = $name:literal, $help:literal;)*) => {
@@ -44,7 +44,7 @@ macro_rules! metrics {
         $(
             const $metric: $crate::Metric = $crate::Metric {
                 name: $name,
-                kind: $crate::Kind::$kind,
+                kind: $crate::MetricKind::$kind,
                 help: $help,
             };
         )*

@@ -2,22 +2,22 @@
 
 /// A format of `/metrics`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum MetricsFormat {
     /// Prometheus's text format 0.0.4.
     Text,
     /// OpenMetrics 1.0.0.
     OpenMetrics,
 }
 
-impl Format {
+impl MetricsFormat {
     /// Both formats.
-    pub const ALL: [Format; 2] = [Format::Text, Format::OpenMetrics];
+    pub const ALL: [MetricsFormat; 2] = [MetricsFormat::Text, MetricsFormat::OpenMetrics];
 
     /// Return the value of the `Content-Type` header. Prometheus 3 rejects an answer whose value it does not know.
     pub const fn content_type(self) -> &'static str {
         match self {
-            Format::Text => "text/plain; version=0.0.4; charset=utf-8",
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            MetricsFormat::Text => "text/plain; version=0.0.4; charset=utf-8",
+            MetricsFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
     }
 
@@ -28,7 +28,7 @@ impl Format {
     /// - A client that names OpenMetrics and gives both formats the same weight gets OpenMetrics.
     /// - A client that accepts neither gets the text format, because a person may read it.
     /// - OpenMetrics 0.0.1 is not OpenMetrics 1.0.0. A client that accepts nothing but 0.0.1 gets 1.0.0, which is the nearest.
-    pub fn negotiate<'a>(accept: impl IntoIterator<Item = &'a str>) -> Format {
+    pub fn negotiate<'a>(accept: impl IntoIterator<Item = &'a str>) -> MetricsFormat {
         let ranges = accept.into_iter().flat_map(|value| value.split(',')).filter_map(Range::parse);
         let [mut text, mut open_metrics, mut older] = [Weight::NONE; 3];
         for range in ranges {
@@ -41,7 +41,11 @@ impl Format {
             quality if quality == text.quality => open_metrics.precision >= Precision::Type,
             quality => quality > text.quality,
         };
-        if is_preferred { Format::OpenMetrics } else { Format::Text }
+        if is_preferred {
+            MetricsFormat::OpenMetrics
+        } else {
+            MetricsFormat::Text
+        }
     }
 }
 

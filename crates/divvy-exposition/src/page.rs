@@ -4,20 +4,20 @@ use std::borrow::Borrow;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::{Float, Format, Histogram, Kind, Metric};
+use crate::{Float, Histogram, Metric, MetricKind, MetricsFormat};
 
 /// Metrics in one of the formats. The labels' names must be valid; their values may be any text.
 #[derive(Debug)]
-pub struct Page<'a> {
-    format: Format,
+pub struct MetricsPage<'a> {
+    format: MetricsFormat,
     only: Option<&'a BTreeSet<String>>,
     text: String,
 }
 
-impl<'a> Page<'a> {
+impl<'a> MetricsPage<'a> {
     /// Return a page without metrics.
-    pub fn new(format: Format) -> Page<'a> {
-        Page {
+    pub fn new(format: MetricsFormat) -> MetricsPage<'a> {
+        MetricsPage {
             format,
             only: None,
             text: String::new(),
@@ -25,10 +25,10 @@ impl<'a> Page<'a> {
     }
 
     /// Return a page that takes only the metrics with these names. If no name is given, it takes all metrics.
-    pub fn only(format: Format, names: &'a BTreeSet<String>) -> Page<'a> {
-        Page {
+    pub fn only(format: MetricsFormat, names: &'a BTreeSet<String>) -> MetricsPage<'a> {
+        MetricsPage {
             only: Some(names).filter(|names| !names.is_empty()),
-            ..Page::new(format)
+            ..MetricsPage::new(format)
         }
     }
 
@@ -93,7 +93,7 @@ impl<'a> Page<'a> {
 
     /// Return the text.
     pub fn finish(mut self) -> String {
-        if self.format == Format::OpenMetrics {
+        if self.format == MetricsFormat::OpenMetrics {
             self.text.push_str("# EOF\n");
         }
         self.text
@@ -107,7 +107,7 @@ impl<'a> Page<'a> {
         }
         // In OpenMetrics, the samples of a counter have the suffix, but the family does not.
         let name = match (self.format, kind) {
-            (Format::OpenMetrics, Kind::Counter) => name.strip_suffix("_total").unwrap_or(name),
+            (MetricsFormat::OpenMetrics, MetricKind::Counter) => name.strip_suffix("_total").unwrap_or(name),
             _ => name,
         };
         self.text.extend(["# HELP ", name, " "]);

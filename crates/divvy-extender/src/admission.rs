@@ -95,14 +95,14 @@ struct Review<'a> {
     api_version: String,
     kind: String,
     #[serde(borrow)]
-    request: Option<Request<'a>>,
+    request: Option<AdmissionRequest<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Request<'a> {
+struct AdmissionRequest<'a> {
     uid: String,
-    kind: Kind,
+    kind: ReviewedKind,
     operation: String,
     sub_resource: Option<String>,
     #[serde(borrow)]
@@ -110,21 +110,21 @@ struct Request<'a> {
 }
 
 #[derive(Deserialize)]
-struct Kind {
+struct ReviewedKind {
     group: String,
     version: String,
     kind: String,
 }
 
 #[derive(Deserialize)]
-struct Pod {
+struct ReviewedPod {
     spec: PodSpec,
 }
 
 /// The answer to a review.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer {
+pub struct AdmissionAnswer {
     api_version: &'static str,
     kind: &'static str,
     response: Response,
@@ -142,7 +142,7 @@ struct Response {
     patch: Option<ByteString>,
 }
 
-impl Answer {
+impl AdmissionAnswer {
     /// Report whether the answer assigns the pod to the scheduler.
     pub fn gives(&self) -> bool {
         self.response.patch.is_some()
@@ -184,7 +184,7 @@ pub enum ReviewError {
 ///
 /// # Errors
 /// Fails if the body is not an AdmissionReview, or if the object of a review of a new pod is not a pod.
-pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, ReviewError> {
+pub fn review(body: &[u8], scheduler: &str) -> Result<AdmissionAnswer, ReviewError> {
     let review: Review<'_> = serde_json::from_slice(body).map_err(ReviewError::NotAReview)?;
     if (review.api_version.as_str(), review.kind.as_str()) != (API_VERSION, KIND) {
         return Err(ReviewError::OtherKind {
@@ -193,13 +193,13 @@ pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, ReviewError> {
         });
     }
     let request = review.request.ok_or(ReviewError::NoRequest)?;
-    let Kind { group, version, kind } = &request.kind;
+    let ReviewedKind { group, version, kind } = &request.kind;
     let new_pod = (group.as_str(), version.as_str(), kind.as_str()) == ("", "v1", "Pod")
         && request.operation == "CREATE"
         && request.sub_resource.as_deref().unwrap_or_default().is_empty();
     let given = match request.object {
         Some(object) if new_pod => {
-            let pod: Pod = serde_json::from_str(object.get()).map_err(ReviewError::NotAPod)?;
+            let pod: ReviewedPod = serde_json::from_str(object.get()).map_err(ReviewError::NotAPod)?;
             is_to_be_given(&pod.spec)
         }
         None if new_pod => return Err(ReviewError::NoObject),
@@ -209,7 +209,7 @@ pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, ReviewError> {
     let patch = given
         .then(|| serde_json::json!([{"op": "add", "path": "/spec/schedulerName", "value": scheduler}]).to_string())
         .map(|text| ByteString(text.into_bytes()));
-    Ok(Answer {
+    Ok(AdmissionAnswer {
         api_version: API_VERSION,
         kind: KIND,
         response: Response {

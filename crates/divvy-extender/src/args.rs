@@ -9,11 +9,11 @@ use divvy_policy::Policy;
 use divvy_program::ContextArgs;
 use divvy_program::values::{ValueError, duration, namespaced};
 
-use crate::core::{DecideIn, Placement};
+use crate::core::{DecideIn, PlacementRules};
 use crate::election::Rules;
-use crate::lease::Candidate;
-use crate::tls::{self, Source};
-use crate::{Config, Error, Web};
+use crate::lease::LeaseCandidate;
+use crate::tls::{self, CertificateSource};
+use crate::{Error, ExtenderConfig, Web};
 
 /// Run alongside kube-scheduler: choose the node and the GPU of each pod
 #[derive(Debug, clap::Args)]
@@ -91,7 +91,7 @@ pub struct Args {
     #[command(flatten)]
     pub replicas: ReplicaArgs,
     #[command(flatten)]
-    pub web: WebArgs,
+    pub web: WebPageArgs,
     /// End when standard input is closed, so that the extender does not outlive the program that started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -169,7 +169,7 @@ pub struct ReplicaArgs {
 /// The flags of the web page.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Web page")]
-pub struct WebArgs {
+pub struct WebPageArgs {
     /// Also serve a web page of the cluster's GPUs at this address and port, as `divvy web` does, to users who may list nodes and pods in the whole cluster
     #[arg(long, env = "DIVVY_WEB_LISTEN", value_name = "ADDR:PORT")]
     pub web_listen: Option<SocketAddr>,
@@ -211,10 +211,10 @@ fn lifetime(text: &str) -> Result<Duration, LifetimeError> {
     Ok(time)
 }
 
-impl TryFrom<Args> for Config {
+impl TryFrom<Args> for ExtenderConfig {
     type Error = Error;
 
-    fn try_from(args: Args) -> Result<Config, Error> {
+    fn try_from(args: Args) -> Result<ExtenderConfig, Error> {
         let client_names = args.tls.client_name.clone();
         let tls = tls(args.tls);
         if tls.is_none() && args.webhook {
@@ -224,12 +224,12 @@ impl TryFrom<Args> for Config {
                     .to_owned(),
             ));
         }
-        Ok(Config {
+        Ok(ExtenderConfig {
             kubeconfig: args.cluster.kubeconfig,
             context: args.cluster.context,
             listen: args.listen,
             memory_unit: args.memory_unit,
-            placement: Placement {
+            placement: PlacementRules {
                 policy: args.policy,
                 decide_in: args.decide_in,
             },
@@ -250,14 +250,14 @@ impl TryFrom<Args> for Config {
 /// The extender's namespace if no flag names it.
 const NAMESPACE: &str = "divvy-system";
 
-fn tls(args: TlsArgs) -> Option<Source> {
+fn tls(args: TlsArgs) -> Option<CertificateSource> {
     let name = |namespace: &str| {
         args.tls_server_name
             .clone()
             .unwrap_or_else(|| tls::default_server_name(namespace))
     };
     if let Some((namespace, secret)) = &args.tls_secret {
-        return Some(Source::Secret {
+        return Some(CertificateSource::Secret {
             namespace: namespace.clone(),
             name: secret.clone(),
             server_name: name(namespace),
@@ -266,7 +266,7 @@ fn tls(args: TlsArgs) -> Option<Source> {
     }
     let server_name = name(NAMESPACE);
     // The command-line grammar requires these three flags together.
-    Some(Source::Files {
+    Some(CertificateSource::Files {
         certificate: args.tls_cert_file?,
         key: args.tls_private_key_file?,
         client_ca: args.client_ca_file?,
@@ -277,7 +277,7 @@ fn tls(args: TlsArgs) -> Option<Source> {
 /// The shortest lease duration. With a shorter one, the late answers of a busy API server would change the leader all the time.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
-fn candidate(args: ReplicaArgs, listen: SocketAddr) -> Result<Option<Candidate>, Error> {
+fn candidate(args: ReplicaArgs, listen: SocketAddr) -> Result<Option<LeaseCandidate>, Error> {
     if !args.leader_elect {
         return Ok(None);
     }
@@ -297,7 +297,7 @@ fn candidate(args: ReplicaArgs, listen: SocketAddr) -> Result<Option<Candidate>,
     }
     let (namespace, name) = args.lease;
     let machine = || rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Ok(Some(Candidate {
+    Ok(Some(LeaseCandidate {
         namespace,
         name,
         replica: args.replica.unwrap_or_else(machine),

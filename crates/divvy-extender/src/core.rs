@@ -1,4 +1,4 @@
-//! The extender's decisions, without any I/O: the host carries out the [`Action`]s and reports their outcomes back.
+//! The extender's decisions, without any I/O: the host carries out the [`ExtenderAction`]s and reports their outcomes back.
 //!
 //! A bind goes through these stages. From "looking the pod up" on, no other bind works on the same pod UID:
 //!
@@ -15,7 +15,7 @@
 //!
 //! # The settle second
 //!
-//! After a complete list of pods, the core binds nothing for [`Timing::settle_ns`] (one second). The extender keeps no state of its own,
+//! After a complete list of pods, the core binds nothing for [`CoreTiming::settle_ns`] (one second). The extender keeps no state of its own,
 //! so a Binding that an earlier extender sent just before it was killed may not be in the list yet. Within this second the API server
 //! carries such a Binding out, and the watch shows it. Only then is the ledger complete enough to allocate memory.
 
@@ -37,9 +37,9 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::convert::UnhealthyGpus;
 
 use crate::index::Index;
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
-use divvy_policy::{Fleet, Limits, Policy};
+use divvy_policy::{CacheLimits, Fleet, Policy};
 
 pub use binding::BindingRequest;
 pub use error::{BindError, FilterError, NotSynced};
@@ -60,7 +60,7 @@ pub struct Now {
 
 /// Time limits of the core, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
+pub struct CoreTiming {
     /// A bind is answered within this time of its request. It must be less than kube-scheduler's `httpTimeout` (5 s by default);
     /// otherwise the answer is lost.
     pub answer_within_ns: u64,
@@ -72,7 +72,7 @@ pub struct Timing {
     pub unseen_ns: u64,
     /// The settle second: nothing is allocated for this long after a complete list of pods. In this time, the API server carries
     /// out the Bindings that an earlier extender sent before it was killed or lost the lease, and the watch shows them. If a
-    /// Binding takes longer, [`Core::promised_twice`] finds it afterwards.
+    /// Binding takes longer, [`ExtenderCore::promised_twice`] finds it afterwards.
     pub settle_ns: u64,
     /// How long the memory of a departed pod stays reserved. A pod is departed if its object vanished (a forced deletion) while
     /// one of its containers was last seen running. The hold ends sooner if the agent's inventory reports what is still held: a
@@ -81,10 +81,10 @@ pub struct Timing {
     pub departed_ns: u64,
 }
 
-impl Default for Timing {
-    fn default() -> Timing {
+impl Default for CoreTiming {
+    fn default() -> CoreTiming {
         const MS: u64 = 1_000_000;
-        Timing {
+        CoreTiming {
             answer_within_ns: 4_500 * MS,
             first_pause_ns: 50 * MS,
             doubt_ns: 65_000 * MS,
@@ -107,7 +107,7 @@ pub enum DecideIn {
 
 /// The rules by which the extender chooses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Placement {
+pub struct PlacementRules {
     /// The policy that ranks nodes and GPUs.
     pub policy: Policy,
     /// The component that chooses the node.
@@ -147,7 +147,7 @@ pub struct OpId(pub u64);
 
 /// A task for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum ExtenderAction {
     /// Answer a caller.
     Answer {
         /// The ticket of the caller's request.
@@ -155,14 +155,14 @@ pub enum Action {
         /// Success, or an error for the user.
         result: Result<(), BindError>,
     },
-    /// Send a Binding once, then call [`Core::posted`].
+    /// Send a Binding once, then call [`ExtenderCore::posted`].
     Post {
         /// The bind that the outcome belongs to.
         op: OpId,
         /// The Binding to send.
         binding: BindingRequest,
     },
-    /// Wait for a pause, read a pod from the API server, then call [`Core::got`].
+    /// Wait for a pause, read a pod from the API server, then call [`ExtenderCore::got`].
     Get {
         /// The bind that the outcome belongs to.
         op: OpId,
@@ -184,7 +184,7 @@ pub enum Action {
         /// The event's text.
         text: String,
     },
-    /// Read a pod from the API server, then call [`Core::checked`].
+    /// Read a pod from the API server, then call [`ExtenderCore::checked`].
     Check {
         /// UID of a pod that has a reservation, or that the API server reported as gone.
         uid: String,
@@ -193,7 +193,7 @@ pub enum Action {
         /// The pod to read.
         pod: PodKey,
     },
-    /// Ask the API server to evict a pod, then call [`Core::evicted`].
+    /// Ask the API server to evict a pod, then call [`ExtenderCore::evicted`].
     Evict {
         /// The pod's UID.
         uid: String,
@@ -234,7 +234,7 @@ pub enum Got {
 
 /// Counters for the metrics, since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ExtenderCounts {
     /// Binds that were carried out.
     pub bound: u64,
     /// Binds whose pod was already bound to the requested node.
@@ -270,13 +270,13 @@ enum Lead {
 
 /// The extender's state: the ledger of the cluster, and the binds under way.
 #[derive(Debug)]
-pub struct Core {
+pub struct ExtenderCore {
     index: Index,
     /// The ledger's nodes, prepared for the policy. It catches up with the ledger before each use and after each watch event.
     fleet: Fleet,
     decide_in: DecideIn,
-    timing: Timing,
-    ops: BTreeMap<OpId, Op>,
+    timing: CoreTiming,
+    ops: BTreeMap<OpId, BindOp>,
     waiting: BTreeSet<OpId>,
     /// Pod UID → the bind that is working on the pod.
     pods_taken: BTreeMap<String, OpId>,
@@ -298,14 +298,14 @@ pub struct Core {
     /// The ledger's version when its GPUs were last searched for memory that was allocated twice.
     looked_at: u64,
     next: u64,
-    counts: Counts,
+    counts: ExtenderCounts,
     waits: Waits,
     /// UID of the last waiting pod that a sweep has looked at.
     guessed: String,
 }
 
-fn check_resurfaced(uid: &str, pod: PodKey) -> Action {
-    Action::Check {
+fn check_resurfaced(uid: &str, pod: PodKey) -> ExtenderAction {
+    ExtenderAction::Check {
         uid: uid.to_owned(),
         node: String::new(),
         pod,
@@ -313,7 +313,7 @@ fn check_resurfaced(uid: &str, pod: PodKey) -> Action {
 }
 
 #[derive(Debug)]
-struct Op {
+struct BindOp {
     args: BindArgs,
     tickets: Vec<Ticket>,
     /// No read of the pod starts after this time.
@@ -352,18 +352,18 @@ impl Stage {
     }
 }
 
-impl Core {
+impl ExtenderCore {
     /// Make a core that knows no pods or nodes yet, is the only replica, and uses the default policy. It refuses every call until the pods
     /// and nodes have been listed.
-    pub fn new(unit: MemoryUnit, timing: Timing) -> Core {
-        Core::choosing(unit, timing, Placement::default())
+    pub fn new(unit: MemoryUnit, timing: CoreTiming) -> ExtenderCore {
+        ExtenderCore::choosing(unit, timing, PlacementRules::default())
     }
 
-    /// Make a core as [`Core::new`] does, with the given placement.
-    pub fn choosing(unit: MemoryUnit, timing: Timing, placement: Placement) -> Core {
-        Core {
+    /// Make a core as [`ExtenderCore::new`] does, with the given placement.
+    pub fn choosing(unit: MemoryUnit, timing: CoreTiming, placement: PlacementRules) -> ExtenderCore {
+        ExtenderCore {
             index: Index::new(unit),
-            fleet: Fleet::new(placement.policy, Limits::SMALL),
+            fleet: Fleet::new(placement.policy, CacheLimits::SMALL),
             decide_in: placement.decide_in,
             timing,
             ops: BTreeMap::new(),
@@ -379,7 +379,7 @@ impl Core {
             evictions: evict::Evictions::default(),
             looked_at: 0,
             next: 0,
-            counts: Counts::default(),
+            counts: ExtenderCounts::default(),
             waits: Waits::default(),
             guessed: String::new(),
         }
@@ -396,11 +396,11 @@ impl Core {
     }
 
     /// Apply a change of pods, and return the actions that follow from it: checks and warnings.
-    pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
+    pub fn pod_change(&mut self, change: WatchChange<ReadPod>, now: Now) -> Vec<ExtenderAction> {
         // Drop the rules of a pod that has its GPUs: they are no longer needed, and a replacement pod has its own.
         let change = change.map(ReadPod::as_kept);
-        let listed = matches!(change, Change::Reset(_));
-        if matches!(change, Change::Resumed) {
+        let listed = matches!(change, WatchChange::Reset(_));
+        if matches!(change, WatchChange::Resumed) {
             self.resumed = Some((now.monotonic_ns, "pods"));
         }
         let first = listed && self.index.pods().lists == 0;
@@ -417,17 +417,17 @@ impl Core {
 
     /// Return checks for pods that the watch shows although the API server reported them as gone. Either the watch is late or the answer
     /// was wrong; only the API server can tell which.
-    fn resurfaced(&mut self, change: &Change<ReadPod>) -> Vec<Action> {
+    fn resurfaced(&mut self, change: &WatchChange<ReadPod>) -> Vec<ExtenderAction> {
         let (pods, before) = match change {
-            Change::Apply(read) => (std::slice::from_ref(read), BTreeMap::new()),
+            WatchChange::Apply(read) => (std::slice::from_ref(read), BTreeMap::new()),
             // A pod that is not in the new list is gone.
-            Change::Reset(all) => (all.as_slice(), std::mem::take(&mut self.resurfaced)),
-            Change::Delete(read) => {
+            WatchChange::Reset(all) => (all.as_slice(), std::mem::take(&mut self.resurfaced)),
+            WatchChange::Delete(read) => {
                 // A read of the pod that is still under way is older than this event.
                 self.resurfaced.remove(&read.pod().uid);
                 return Vec::new();
             }
-            Change::Interrupted(_) | Change::Resumed => return Vec::new(),
+            WatchChange::Interrupted(_) | WatchChange::Resumed => return Vec::new(),
         };
         let ledger = self.index.ledger();
         let mut actions = Vec::new();
@@ -441,8 +441,8 @@ impl Core {
     }
 
     /// Apply a change of nodes.
-    pub fn node_change(&mut self, change: Change<Node>, now: Now) -> Vec<Action> {
-        if matches!(change, Change::Resumed) {
+    pub fn node_change(&mut self, change: WatchChange<Node>, now: Now) -> Vec<ExtenderAction> {
+        if matches!(change, WatchChange::Resumed) {
             self.resumed = Some((now.monotonic_ns, "nodes"));
         }
         self.evictions.node_change(&change);
@@ -456,17 +456,17 @@ impl Core {
 
     /// Apply a change of gpushare's ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: a GPU's health comes
     /// from the inventory, and the ConfigMaps only name further unhealthy GPUs.
-    pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
+    pub fn unhealthy_change(&mut self, change: WatchChange<UnhealthyGpus>) {
         self.index.unhealthy_change(change);
         self.fleet.follow(self.index.ledger());
     }
 
     /// Return the UIDs of the pods in a change that the ledger does not know yet.
-    fn newcomers(&self, change: &Change<ReadPod>) -> Vec<String> {
+    fn newcomers(&self, change: &WatchChange<ReadPod>) -> Vec<String> {
         let pods = match change {
-            Change::Apply(read) => std::slice::from_ref(read),
-            Change::Reset(all) => all.as_slice(),
-            Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => &[],
+            WatchChange::Apply(read) => std::slice::from_ref(read),
+            WatchChange::Reset(all) => all.as_slice(),
+            WatchChange::Delete(_) | WatchChange::Interrupted(_) | WatchChange::Resumed => &[],
         };
         let uids = pods.iter().map(|read| &read.pod().uid);
         uids.filter(|uid| self.index.ledger().pod(uid).is_none()).cloned().collect()
@@ -487,7 +487,7 @@ impl Core {
     /// Record that all pods were listed, at the start or because a watch could not be resumed. Begin the settle second. Return
     /// checks for all reservations whose pod the watch has not shown: a pod that was created and deleted while the watch was
     /// broken has no events anymore.
-    pub fn pods_listed(&mut self, now: Now) -> Vec<Action> {
+    pub fn pods_listed(&mut self, now: Now) -> Vec<ExtenderAction> {
         if self.lead == Lead::Lists {
             self.lead = Lead::Leads;
         }
@@ -497,7 +497,7 @@ impl Core {
 
     /// Stop binding, because another replica may lead. Refuse the binds that have sent nothing yet; the others go on until their outcome
     /// is known.
-    pub fn stand_by(&mut self) -> Vec<Action> {
+    pub fn stand_by(&mut self) -> Vec<ExtenderAction> {
         self.lead = Lead::Follows;
         let unsent: Vec<OpId> = self
             .ops
@@ -512,7 +512,7 @@ impl Core {
         actions
     }
 
-    /// Record that this replica was elected. It binds only after it has listed the pods again ([`Core::await_list`]). Return
+    /// Record that this replica was elected. It binds only after it has listed the pods again ([`ExtenderCore::await_list`]). Return
     /// false if it already leads or is about to lead.
     pub fn elected(&mut self) -> bool {
         let follows = self.lead == Lead::Follows;
@@ -557,7 +557,7 @@ impl Core {
     }
 
     /// Return the counters.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ExtenderCounts {
         self.counts
     }
 

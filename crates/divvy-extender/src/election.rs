@@ -53,7 +53,7 @@ impl Rules {
 
 /// The content of the Lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Record {
+pub struct LeaseRecord {
     /// The holder's identity; empty if the Lease is free.
     pub holder: String,
     /// The length of the lease that the holder states, in seconds.
@@ -68,17 +68,17 @@ pub struct Record {
 
 /// The next step after a read of the Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum ElectionStep {
     /// Another replica holds the Lease: do nothing.
     Wait,
     /// The Lease does not exist: create it, then call [`Election::written`].
-    Create(Record),
+    Create(LeaseRecord),
     /// Replace the Lease if it still has this version, then call [`Election::written`].
     Replace {
         /// The `resourceVersion` that was read.
         version: String,
         /// The content to write.
-        record: Record,
+        record: LeaseRecord,
     },
 }
 
@@ -88,7 +88,7 @@ pub struct Election {
     identity: String,
     rules: Rules,
     /// The content that was last read, and when this content was first seen.
-    observed: Option<(Record, u64)>,
+    observed: Option<(LeaseRecord, u64)>,
     /// The version of the last read or the last acknowledged write.
     version: String,
     held_until_ns: u64,
@@ -133,8 +133,8 @@ impl Election {
 
     /// Handle a read of the Lease: its content and its version, or `None` if it does not exist. Return the next step. `unix_us`
     /// is used only for the times in the record to write.
-    pub fn read(&mut self, found: Option<(Record, String)>, now_ns: u64, unix_us: i64) -> Step {
-        let fresh = Record {
+    pub fn read(&mut self, found: Option<(LeaseRecord, String)>, now_ns: u64, unix_us: i64) -> ElectionStep {
+        let fresh = LeaseRecord {
             holder: self.identity.clone(),
             lease_s: i32::try_from(self.rules.lease_ns / 1_000_000_000).unwrap_or(i32::MAX),
             acquired_us: unix_us,
@@ -143,7 +143,7 @@ impl Election {
         };
         let Some((record, version)) = found else {
             self.observed = None;
-            return Step::Create(fresh);
+            return ElectionStep::Create(fresh);
         };
         self.version = version.clone();
         if self.observed.as_ref().is_none_or(|(known, _)| *known != record) {
@@ -151,7 +151,7 @@ impl Election {
         }
         let since_ns = self.observed.as_ref().map_or(now_ns, |(_, at)| *at);
         if record.holder == self.identity {
-            let renewed = Record {
+            let renewed = LeaseRecord {
                 acquired_us: record.acquired_us,
                 // A wall clock that was set back can show the same time again. The API server ignores a write that changes nothing, and
                 // the other replicas would not see that this one is alive.
@@ -159,7 +159,7 @@ impl Election {
                 transitions: record.transitions,
                 ..fresh
             };
-            return Step::Replace {
+            return ElectionStep::Replace {
                 version,
                 record: renewed,
             };
@@ -168,11 +168,11 @@ impl Election {
         let said_ns = u64::try_from(record.lease_s.clamp(0, 60)).unwrap_or(0) * 1_000_000_000;
         let free_ns = since_ns.saturating_add(self.rules.lease_ns.max(said_ns));
         if !record.holder.is_empty() && now_ns < free_ns {
-            return Step::Wait;
+            return ElectionStep::Wait;
         }
-        Step::Replace {
+        ElectionStep::Replace {
             version,
-            record: Record {
+            record: LeaseRecord {
                 transitions: record.transitions.saturating_add(1),
                 ..fresh
             },
@@ -180,7 +180,7 @@ impl Election {
     }
 
     /// Record that a write was acknowledged. `sent_ns` is when it was sent, by the replica's own clock.
-    pub fn written(&mut self, record: Record, version: String, sent_ns: u64) {
+    pub fn written(&mut self, record: LeaseRecord, version: String, sent_ns: u64) {
         self.observed = Some((record, sent_ns));
         self.version = version;
         self.held_until_ns = self.held_until_ns.max(sent_ns.saturating_add(self.rules.hold_ns));
@@ -188,10 +188,10 @@ impl Election {
 
     /// Stop leading. Return the version and the content to write, so that another replica need not wait for the lease to expire; `None` if
     /// this replica does not hold the Lease.
-    pub fn release(&mut self) -> Option<(String, Record)> {
+    pub fn release(&mut self) -> Option<(String, LeaseRecord)> {
         self.held_until_ns = 0;
         let (record, _) = self.observed.as_ref().filter(|(record, _)| record.holder == self.identity)?;
-        let free = Record {
+        let free = LeaseRecord {
             holder: String::new(),
             lease_s: 1,
             ..record.clone()

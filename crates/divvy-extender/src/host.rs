@@ -1,5 +1,5 @@
 //! The parts of the extender that wait: the watches, the requests to the API server, and the periodic sweep. The host feeds the
-//! [`Core`] and carries out its [`Action`]s. It makes no decisions.
+//! [`ExtenderCore`] and carries out its [`ExtenderAction`]s. It makes no decisions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -13,35 +13,35 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::core::{Core, Placement, Timing};
-use crate::metrics::Metrics;
+use crate::core::{CoreTiming, ExtenderCore, PlacementRules};
+use crate::metrics::ExtenderMetrics;
 use crate::recheck::SecondLook;
-use crate::shared::{Leadership, Limits, Shared};
+use crate::shared::{ExtenderLimits, ExtenderState, Leadership};
 use crate::tls::Current;
 
 /// Settings that differ between clusters and between tests.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub struct ExtenderSettings {
     /// The cluster's unit.
     pub unit: MemoryUnit,
     /// How nodes and GPUs are chosen.
-    pub placement: Placement,
+    pub placement: PlacementRules,
     /// The core's time limits.
-    pub timing: Timing,
+    pub timing: CoreTiming,
     /// Timeouts of requests to the API server.
-    pub limits: Limits,
+    pub limits: ExtenderLimits,
     /// Whether gpushare's ConfigMaps `unhealthy-gpu-NODE` are read.
     pub unhealthy_gpu_configmaps: bool,
 }
 
-impl Settings {
+impl ExtenderSettings {
     /// Return the defaults for a cluster with this unit.
-    pub fn new(unit: MemoryUnit) -> Settings {
-        Settings {
+    pub fn new(unit: MemoryUnit) -> ExtenderSettings {
+        ExtenderSettings {
             unit,
-            placement: Placement::default(),
-            timing: Timing::default(),
-            limits: Limits {
+            placement: PlacementRules::default(),
+            timing: CoreTiming::default(),
+            limits: ExtenderLimits {
                 post: Duration::from_millis(2_500),
                 get: Duration::from_secs(1),
                 sweep: Duration::from_secs(5),
@@ -56,7 +56,7 @@ impl Settings {
 pub struct Served {
     /// The router for kube-scheduler's and gpushare's paths.
     pub router: axum::Router,
-    shared: Arc<Shared>,
+    shared: Arc<ExtenderState>,
 }
 
 impl Served {
@@ -71,11 +71,11 @@ impl Served {
         !self.shared.core().in_doubt()
     }
 
-    pub(crate) fn shared(&self) -> Arc<Shared> {
+    pub(crate) fn shared(&self) -> Arc<ExtenderState> {
         self.shared.clone()
     }
 
-    pub(crate) fn metrics(&self) -> Arc<Metrics> {
+    pub(crate) fn metrics(&self) -> Arc<ExtenderMetrics> {
         self.shared.metrics.clone()
     }
 
@@ -86,27 +86,27 @@ impl Served {
 }
 
 /// Start the watches and return the router. The tasks end when `stop` is cancelled. The client may wrap any `tower` service.
-pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) -> Served {
+pub fn serve(client: kube::Client, settings: ExtenderSettings, stop: CancellationToken) -> Served {
     serve_with(client, settings, None, None, stop)
 }
 
 /// Start as [`serve`] does. With credentials, only clients that connect through [`crate::tls::listener`] and present a
-/// certificate are answered. With several replicas, nothing is bound before [`Shared::lead_until`] is called.
+/// certificate are answered. With several replicas, nothing is bound before [`ExtenderState::lead_until`] is called.
 pub(crate) fn serve_with(
     client: kube::Client,
-    settings: Settings,
+    settings: ExtenderSettings,
     credentials: Option<Current>,
     leadership: Option<Leadership>,
     stop: CancellationToken,
 ) -> Served {
-    let mut core = Core::choosing(settings.unit, settings.timing, settings.placement);
+    let mut core = ExtenderCore::choosing(settings.unit, settings.timing, settings.placement);
     if leadership.is_some() {
         core.stand_by();
     }
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ExtenderState {
         core: Mutex::new(core),
         answers: Mutex::new(BTreeMap::new()),
-        metrics: Arc::new(Metrics::default()),
+        metrics: Arc::new(ExtenderMetrics::default()),
         credentials,
         leadership,
         second_look: SecondLook::new(),
@@ -119,7 +119,7 @@ pub(crate) fn serve_with(
     });
     shared.watch_pods(stop.clone());
     let (_, nodes) = watch::read(client.clone(), ReadPod::from, |object| convert::node(&object));
-    shared.watch(nodes, stop.clone(), Core::node_change);
+    shared.watch(nodes, stop.clone(), ExtenderCore::node_change);
     if settings.unhealthy_gpu_configmaps {
         shared.watch(watch::unhealthy_gpus(client), stop.clone(), |core, change, _| {
             core.unhealthy_change(change);

@@ -20,9 +20,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use divvy_exposition::Format;
+use divvy_exposition::MetricsFormat;
 use divvy_kube::convert;
-use divvy_serve::{Limits, Share};
+use divvy_serve::{CallerLimits, ServerLimits};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tracing::field::{Empty, display};
@@ -32,9 +32,9 @@ use crate::admission;
 use crate::core::{EVICTIONS_AT_ONCE, Eviction, NotSynced};
 use crate::forward::FORWARDED;
 use crate::lease;
-use crate::metrics::{Refused, Scrape};
-use crate::shared::{Leadership, Shared};
-use crate::tls::listener::{Peer, Shown};
+use crate::metrics::{ClientRefusal, Scrape};
+use crate::shared::{ExtenderState, Leadership};
+use crate::tls::listener::{ClientIdentity, Peer};
 use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
 
 /// The answer of gpushare's extender to `/version`, byte for byte, because tools compare it.
@@ -66,12 +66,12 @@ const LARGEST_QUESTION: usize = 4 << 10;
 
 /// Return the server's limits. With `tls`, a caller that presents no certificate is unknown. Without `tls`, every caller is known: anyone who
 /// can connect may place pods, which is why `--listen` is then the loopback address.
-pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
+pub(crate) fn limits(tls: bool, webhook: bool) -> ServerLimits {
     const CONNECTIONS: usize = 256;
     const UNKNOWN: usize = 32;
     let known = if tls { CONNECTIONS - UNKNOWN } else { CONNECTIONS };
-    Limits {
-        known: Share {
+    ServerLimits {
+        known: CallerLimits {
             connections: known,
             per_address: known,
             // Longer than Go's http.Transport keeps an idle connection (90 s), so that kube-scheduler closes the connection. A bind that
@@ -79,7 +79,7 @@ pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
             idle: Duration::from_secs(100),
             body_bytes: LARGEST_BODY,
         },
-        unknown: Share {
+        unknown: CallerLimits {
             connections: UNKNOWN,
             // One address cannot take all connections, but an API server that sends many reviews at once has enough.
             per_address: UNKNOWN / 2,
@@ -100,7 +100,7 @@ pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
     }
 }
 
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
+pub(crate) fn router(shared: Arc<ExtenderState>) -> Router {
     Router::new()
         .route("/gpushare-scheduler/filter", post(filter))
         .route("/gpushare-scheduler/prioritize", post(prioritize))
@@ -143,7 +143,7 @@ async fn no_such_path(uri: Uri) -> Response {
 
 /// Return the router for the API server's webhook. The API server presents no client certificate. This is safe: the answer
 /// reveals nothing beyond the pod in the request, and no pod is placed.
-pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
+pub(crate) fn webhook(shared: Arc<ExtenderState>) -> Router {
     Router::new()
         .route(&format!("{}/{{scheduler}}", admission::PATH), post(mutate))
         .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "use POST for a review") })
@@ -157,7 +157,7 @@ pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
 
 #[derive(Clone)]
 struct Webhook {
-    shared: Arc<Shared>,
+    shared: Arc<ExtenderState>,
     /// Permits to read and answer reviews.
     turns: Arc<Semaphore>,
     /// The permit to parse a large review.
@@ -166,18 +166,18 @@ struct Webhook {
 
 /// With TLS, refuse clients that have not presented an accepted certificate. Only accepted clients may place pods or see which
 /// pods exist.
-async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+async fn identified(State(shared): State<Arc<ExtenderState>>, request: Request, next: Next) -> Response {
     if is_known(&shared, request.extensions()) {
         return next.run(request).await;
     }
     let path = request.uri().path();
     let peer = request.extensions().get::<Peer>();
     let text = match peer.map(|peer| &peer.shown) {
-        Some(Shown::OtherNames(why)) => {
+        Some(ClientIdentity::OtherNames(why)) => {
             format!("this extender only answers clients with a known name in their certificate: {why}")
         }
         _ => {
-            if shared.metrics.refused(Refused::NoCertificate) {
+            if shared.metrics.refused(ClientRefusal::NoCertificate) {
                 tracing::warn!(
                     %path,
                     address = ?peer.map(|peer| peer.address),
@@ -199,11 +199,11 @@ async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: N
 }
 
 /// Report whether a client may place pods. With plain HTTP, any client that can connect may.
-fn is_known(shared: &Shared, request: &axum::http::Extensions) -> bool {
-    shared.credentials.is_none() || request.get::<Peer>().is_some_and(|peer| peer.shown == Shown::Name)
+fn is_known(shared: &ExtenderState, request: &axum::http::Extensions) -> bool {
+    shared.credentials.is_none() || request.get::<Peer>().is_some_and(|peer| peer.shown == ClientIdentity::Name)
 }
 
-async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+async fn filter(State(shared): State<Arc<ExtenderState>>, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
         Ok(body) => body,
@@ -215,7 +215,7 @@ async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesReje
 }
 
 #[instrument(name = "filter", skip_all, fields(pod = Empty, uid = Empty))]
-async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
+async fn filter_answer(shared: &ExtenderState, body: &[u8]) -> Response {
     let args = match wire::filter_args(body) {
         Ok(args) => args,
         Err(error) => return answer(&FilterResult::error(error)),
@@ -239,13 +239,13 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
 
 /// Answer prioritize. The answer has no field for an error. After an error status, kube-scheduler goes on without Divvy's scores and only logs
 /// the error.
-async fn prioritize(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+async fn prioritize(State(shared): State<Arc<ExtenderState>>, body: Result<Bytes, BytesRejection>) -> Response {
     without_error_field(&shared, "prioritize", body, prioritized)
 }
 
 /// Answer preempt. The answer has no field for an error. After an error status, kube-scheduler evicts no pods and tries the pod
 /// again.
-async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
+async fn preempt(State(shared): State<Arc<ExtenderState>>, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
         Ok(body) => body,
@@ -256,14 +256,14 @@ async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRej
 }
 
 /// The status and text of an error, for calls whose answer has no field for it.
-type Trouble = (StatusCode, String);
+type HttpTrouble = (StatusCode, String);
 
 /// Answer a call whose errors are reported by the HTTP status.
 fn without_error_field(
-    shared: &Shared,
+    shared: &ExtenderState,
     verb: &'static str,
     body: Result<Bytes, BytesRejection>,
-    answer: impl FnOnce(&Shared, &[u8]) -> Result<Response, Trouble>,
+    answer: impl FnOnce(&ExtenderState, &[u8]) -> Result<Response, HttpTrouble>,
 ) -> Response {
     let began = Instant::now();
     let body = match body {
@@ -273,7 +273,7 @@ fn without_error_field(
     or_status(shared, verb, began, answer(shared, &body))
 }
 
-fn or_status(shared: &Shared, verb: &'static str, began: Instant, answer: Result<Response, Trouble>) -> Response {
+fn or_status(shared: &ExtenderState, verb: &'static str, began: Instant, answer: Result<Response, HttpTrouble>) -> Response {
     let response = answer.unwrap_or_else(|(status, text)| {
         tracing::warn!(%verb, %text, "the request could not be answered");
         problem(status, &text)
@@ -282,15 +282,15 @@ fn or_status(shared: &Shared, verb: &'static str, began: Instant, answer: Result
     response
 }
 
-fn unreadable(text: impl ToString) -> Trouble {
+fn unreadable(text: impl ToString) -> HttpTrouble {
     (StatusCode::BAD_REQUEST, text.to_string())
 }
 
-fn unavailable(error: NotSynced) -> Trouble {
+fn unavailable(error: NotSynced) -> HttpTrouble {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
-async fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
+async fn preempted(shared: &ExtenderState, body: &[u8]) -> Result<Response, HttpTrouble> {
     let (pod, mut proposed) = wire::preemption_args(body).map_err(unreadable)?;
     let pod = convert::pod(&pod).map_err(unreadable)?;
     let mut evictions = Vec::new();
@@ -308,7 +308,7 @@ async fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
     Ok(answer(&PreemptionResult::new(evictions)))
 }
 
-fn prioritized(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
+fn prioritized(shared: &ExtenderState, body: &[u8]) -> Result<Response, HttpTrouble> {
     let args = wire::filter_args(body).map_err(unreadable)?;
     let pod = convert::pod(&args.pod).map_err(unreadable)?;
     let scores = shared.core().prioritize(&pod, args.nodes.names()).map_err(unavailable)?;
@@ -319,7 +319,7 @@ fn prioritized(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
 }
 
 #[instrument(skip_all, fields(pod = Empty, uid = Empty))]
-async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+async fn bind(State(shared): State<Arc<ExtenderState>>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
         Ok(body) => body,
@@ -349,7 +349,7 @@ async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Resul
 
 /// Forward a bind to the leader, because only the leader binds. `once_already` means that another replica has already forwarded
 /// the bind to this one.
-async fn handed_on(shared: &Shared, leadership: &Leadership, once_already: bool, body: Bytes) -> Response {
+async fn handed_on(shared: &ExtenderState, leadership: &Leadership, once_already: bool, body: Bytes) -> Response {
     let refuse = |error: String| {
         tracing::info!(%error, "a bind was not forwarded to the leader");
         answer(&BindResult { error })
@@ -378,14 +378,14 @@ async fn handed_on(shared: &Shared, leadership: &Leadership, once_already: bool,
     }
 }
 
-async fn inspect_all(State(shared): State<Arc<Shared>>) -> Response {
+async fn inspect_all(State(shared): State<Arc<ExtenderState>>) -> Response {
     let began = Instant::now();
     let report = inspect::all(shared.core().index().ledger());
     shared.metrics.answered("inspect", began.elapsed());
     answer(&report)
 }
 
-async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>) -> Response {
+async fn inspect_one(State(shared): State<Arc<ExtenderState>>, Path(node): Path<String>) -> Response {
     let began = Instant::now();
     let report = inspect::one(shared.core().index().ledger(), &node);
     shared.metrics.answered("inspect", began.elapsed());
@@ -450,7 +450,7 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
 }
 
 /// Answer `/readyz`. Error texts of the API server are only shown to known callers; the log has them as well.
-async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extensions) -> Response {
+async fn ready(State(shared): State<Arc<ExtenderState>>, request: axum::http::Extensions) -> Response {
     let known = is_known(&shared, &request);
     let core = shared.core();
     let line = |what: &str, feed: &Feed| {
@@ -486,9 +486,9 @@ async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extension
     (status, text).into_response()
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+async fn metrics(State(shared): State<Arc<ExtenderState>>, headers: HeaderMap) -> Response {
     let accept = headers.get_all(header::ACCEPT).iter();
-    let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
+    let format = MetricsFormat::negotiate(accept.filter_map(|value| value.to_str().ok()));
     let certificate_ends_s = shared
         .credentials
         .as_ref()

@@ -7,7 +7,7 @@ use divvy_placement::Ledger;
 
 use divvy_kube::convert::{self, ReadPod, UnhealthyGpus};
 use divvy_kube::objects::{NodeObject, PodObject};
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 
 /// The maximum number of pods with unreadable requests that are remembered by name. Each is logged once.
 const MOST_UNREADABLE: usize = 1000;
@@ -126,52 +126,52 @@ impl Index {
     }
 
     /// Apply a change of pods.
-    pub fn pod_change(&mut self, change: Change<PodObject>) {
+    pub fn pod_change(&mut self, change: WatchChange<PodObject>) {
         self.read_pod_change(change.map(ReadPod::from));
     }
 
     /// Apply a change of nodes.
-    pub fn node_change(&mut self, change: Change<NodeObject>) {
+    pub fn node_change(&mut self, change: WatchChange<NodeObject>) {
         self.read_node_change(change.map(|object| convert::node(&object)));
     }
 
     /// Apply a change of pods, as [`Index::pod_change`] does, for pods that are already converted.
-    pub fn read_pod_change(&mut self, change: Change<ReadPod>) {
+    pub fn read_pod_change(&mut self, change: WatchChange<ReadPod>) {
         match change {
-            Change::Apply(read) => {
+            WatchChange::Apply(read) => {
                 let pod = self.note(read);
                 self.apply_pod(pod);
             }
-            Change::Delete(read) => self.delete_pod(&read.pod().uid),
-            Change::Reset(all) => {
+            WatchChange::Delete(read) => self.delete_pod(&read.pod().uid),
+            WatchChange::Reset(all) => {
                 let pods = all.into_iter().map(|read| self.note(read)).collect();
                 self.reset_pods(pods);
             }
-            Change::Interrupted(why) => self.pods.interrupted(why),
-            Change::Resumed => self.pods.trouble = None,
+            WatchChange::Interrupted(why) => self.pods.interrupted(why),
+            WatchChange::Resumed => self.pods.trouble = None,
         }
     }
 
     /// Apply a change of nodes, as [`Index::node_change`] does, for nodes that are already converted.
-    pub fn read_node_change(&mut self, change: Change<Node>) {
+    pub fn read_node_change(&mut self, change: WatchChange<Node>) {
         match change {
-            Change::Apply(node) => self.apply_node(&node),
-            Change::Delete(node) => self.delete_node(&node.name),
-            Change::Reset(nodes) => self.reset_nodes(&nodes),
-            Change::Interrupted(why) => self.nodes.interrupted(why),
-            Change::Resumed => self.nodes.trouble = None,
+            WatchChange::Apply(node) => self.apply_node(&node),
+            WatchChange::Delete(node) => self.delete_node(&node.name),
+            WatchChange::Reset(nodes) => self.reset_nodes(&nodes),
+            WatchChange::Interrupted(why) => self.nodes.interrupted(why),
+            WatchChange::Resumed => self.nodes.trouble = None,
         }
     }
 
     /// Apply a change of gpushare's ConfigMaps. While their watch is broken, their last content stays valid.
-    pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
+    pub fn unhealthy_change(&mut self, change: WatchChange<UnhealthyGpus>) {
         match change {
-            Change::Apply(named) => self.ledger.name_unhealthy(&named.node, named.gpus),
-            Change::Delete(named) => self.ledger.name_unhealthy(&named.node, BTreeSet::new()),
-            Change::Reset(all) => self
+            WatchChange::Apply(named) => self.ledger.name_unhealthy(&named.node, named.gpus),
+            WatchChange::Delete(named) => self.ledger.name_unhealthy(&named.node, BTreeSet::new()),
+            WatchChange::Reset(all) => self
                 .ledger
                 .replace_unhealthy(all.into_iter().map(|named| (named.node, named.gpus))),
-            Change::Interrupted(_) | Change::Resumed => {}
+            WatchChange::Interrupted(_) | WatchChange::Resumed => {}
         }
     }
 

@@ -12,13 +12,13 @@ use kube::api::{Api, ObjectMeta, PostParams};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::boot_ns;
-use crate::election::{Election, Record, Rules, Step};
+use crate::election::{Election, ElectionStep, LeaseRecord, Rules};
 use crate::error::AskError;
-use crate::shared::Shared;
+use crate::shared::ExtenderState;
 
 /// The Lease of the election, and this replica's data in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub struct LeaseCandidate {
     /// `--lease`: the Lease's namespace.
     pub namespace: String,
     /// `--lease`: the Lease's name.
@@ -32,7 +32,7 @@ pub struct Candidate {
 }
 
 /// Return the holder identity for the Lease: the replica's name, a nonce that is unique to this process, and the replica's URL.
-pub(crate) fn identity(candidate: &Candidate, nonce: u64, scheme: &str) -> String {
+pub(crate) fn identity(candidate: &LeaseCandidate, nonce: u64, scheme: &str) -> String {
     format!("{}_{nonce:016x}@{scheme}://{}", candidate.replica, candidate.address)
 }
 
@@ -47,9 +47,14 @@ pub(crate) fn address_of(holder: &str) -> Option<&str> {
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// Take part in the election until `stop`. Return the member, which can release the Lease.
-pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Arc<Shared>, stop: CancellationToken) -> Member {
+pub(crate) async fn take_part(
+    candidate: LeaseCandidate,
+    identity: String,
+    shared: Arc<ExtenderState>,
+    stop: CancellationToken,
+) -> ElectionMember {
     let api: Api<Lease> = Api::namespaced(shared.client(), &candidate.namespace);
-    let mut member = Member {
+    let mut member = ElectionMember {
         election: Election::new(identity, candidate.rules),
         api,
         candidate,
@@ -70,22 +75,22 @@ pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Ar
 }
 
 /// A replica that takes part in the election.
-pub(crate) struct Member {
+pub(crate) struct ElectionMember {
     election: Election,
     api: Api<Lease>,
-    candidate: Candidate,
+    candidate: LeaseCandidate,
     said: Option<String>,
 }
 
-impl Member {
-    async fn read_lease(&mut self, shared: &Arc<Shared>) -> Result<(), AskError> {
+impl ElectionMember {
+    async fn read_lease(&mut self, shared: &Arc<ExtenderState>) -> Result<(), AskError> {
         let found = answered(self.api.get_opt(&self.candidate.name)).await?;
         let found = found.map(|lease| (record(&lease), lease.metadata.resource_version.clone().unwrap_or_default()));
         let step = self.election.read(found, boot_ns(), unix_us());
         let (record, version) = match step {
-            Step::Wait => return Ok(()),
-            Step::Create(record) => (record, None),
-            Step::Replace { version, record } => (record, Some(version)),
+            ElectionStep::Wait => return Ok(()),
+            ElectionStep::Create(record) => (record, None),
+            ElectionStep::Replace { version, record } => (record, Some(version)),
         };
         if self.election.would_take_over() {
             // What this replica knew before is too old to bind pods with.
@@ -101,7 +106,7 @@ impl Member {
     }
 
     /// Write the Lease and return its new version; `None` if another replica wrote it first.
-    async fn write(&self, record: &Record, version: Option<String>) -> Result<Option<String>, AskError> {
+    async fn write(&self, record: &LeaseRecord, version: Option<String>) -> Result<Option<String>, AskError> {
         let lease = lease(&self.candidate, record, version.clone());
         let params = PostParams::default();
         let request = async {
@@ -131,7 +136,7 @@ impl Member {
     }
 
     fn report(&mut self, result: Result<(), AskError>) -> Option<String> {
-        let Candidate { namespace, name, .. } = &self.candidate;
+        let LeaseCandidate { namespace, name, .. } = &self.candidate;
         let said = result.err().map(|error| error.to_string());
         if let Some(why) = &said
             && self.said.as_ref() != Some(why)
@@ -150,10 +155,10 @@ async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> R
     }
 }
 
-fn record(lease: &Lease) -> Record {
+fn record(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.clone().unwrap_or_default();
     let micros = |time: Option<MicroTime>| time.map_or(0, |time| time.0.as_microsecond());
-    Record {
+    LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         lease_s: spec.lease_duration_seconds.unwrap_or(0),
         acquired_us: micros(spec.acquire_time),
@@ -162,7 +167,7 @@ fn record(lease: &Lease) -> Record {
     }
 }
 
-fn lease(candidate: &Candidate, record: &Record, version: Option<String>) -> Lease {
+fn lease(candidate: &LeaseCandidate, record: &LeaseRecord, version: Option<String>) -> Lease {
     let time = |micros: i64| Timestamp::from_microsecond(micros).ok().map(MicroTime);
     Lease {
         metadata: ObjectMeta {
@@ -193,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_leader_is_reached_at_the_address_in_its_identity() {
-        let candidate = Candidate {
+        let candidate = LeaseCandidate {
             namespace: "divvy-system".to_owned(),
             name: "divvy-extender".to_owned(),
             replica: "divvy-extender-7c9-x".to_owned(),
@@ -203,7 +208,7 @@ mod tests {
         let holder = identity(&candidate, 7, "https");
         assert_eq!(holder, "divvy-extender-7c9-x_0000000000000007@https://10.0.0.3:32766");
         assert_eq!(address_of(&holder), Some("https://10.0.0.3:32766"));
-        let six = Candidate {
+        let six = LeaseCandidate {
             address: "[fd00::3]:32766".parse().expect("an address"),
             ..candidate
         };
@@ -223,14 +228,14 @@ mod tests {
 
     #[test]
     fn what_is_written_is_what_is_read() {
-        let candidate = Candidate {
+        let candidate = LeaseCandidate {
             namespace: "a".to_owned(),
             name: "b".to_owned(),
             replica: "c".to_owned(),
             address: "127.0.0.1:1".parse().expect("an address"),
             rules: Rules::default(),
         };
-        let written = Record {
+        let written = LeaseRecord {
             holder: "me".to_owned(),
             lease_s: 15,
             acquired_us: 1_800_000_000_000_001,

@@ -36,7 +36,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_kube::client::{Choice, connect};
+use divvy_kube::client::{ClusterChoice, connect};
 use divvy_model::MemoryUnit;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -44,19 +44,19 @@ use tokio_util::sync::CancellationToken;
 use forward::Forward;
 use shared::Leadership;
 use tls::listener::TlsDoor;
-use tls::names::Names;
+use tls::names::ClientNames;
 
-pub use crate::core::{DecideIn, Placement, SCHEDULER_CHECK, Timing, check_refusal};
-pub use crate::lease::Candidate;
+pub use crate::core::{CoreTiming, DecideIn, PlacementRules, SCHEDULER_CHECK, check_refusal};
+pub use crate::lease::LeaseCandidate;
 pub use args::Args;
 pub use error::Error;
-pub use host::{Served, Settings, serve};
-pub use shared::Limits;
-pub use web::{Page, Web};
+pub use host::{ExtenderSettings, Served, serve};
+pub use shared::ExtenderLimits;
+pub use web::{Web, WebPage};
 
 /// The flags of `divvy extender`.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct ExtenderConfig {
     /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
     /// `--context`: the kubeconfig context.
@@ -66,11 +66,11 @@ pub struct Config {
     /// `--memory-unit`: the size of one unit of `aliyun.com/gpu-mem` in the whole cluster.
     pub memory_unit: MemoryUnit,
     /// `--policy` and `--decide-in`.
-    pub placement: Placement,
+    pub placement: PlacementRules,
     /// `--unhealthy-gpu-configmaps`: read gpushare's ConfigMaps of unhealthy GPUs.
     pub unhealthy_gpu_configmaps: bool,
     /// `--tls-…`: the source of the certificates; `None` means plain HTTP.
-    pub tls: Option<tls::Source>,
+    pub tls: Option<tls::CertificateSource>,
     /// `--client-name`: the certificate names of accepted clients, in addition to the other replicas; if empty, `kube-scheduler`.
     pub client_names: Vec<String>,
     /// `--insecure`: allow plain HTTP on an address that other machines can reach.
@@ -78,24 +78,24 @@ pub struct Config {
     /// `--webhook`: answer the API server's reviews of new pods.
     pub webhook: bool,
     /// `--leader-elect`: the election among several replicas; `None` if this is the only replica.
-    pub lease: Option<Candidate>,
+    pub lease: Option<LeaseCandidate>,
     /// `--web-…`: the web page; `None` if it is not served.
     pub web: Option<Web>,
 }
 
-/// The parts of [`Config`] that say how clients and other replicas reach the extender.
+/// The parts of [`ExtenderConfig`] that say how clients and other replicas reach the extender.
 #[derive(Debug, Clone, Default)]
-pub struct Surroundings {
-    /// As in [`Config`]: `None` means plain HTTP.
-    pub tls: Option<tls::Source>,
-    /// As in [`Config`].
+pub struct ExtenderSurroundings {
+    /// As in [`ExtenderConfig`]: `None` means plain HTTP.
+    pub tls: Option<tls::CertificateSource>,
+    /// As in [`ExtenderConfig`].
     pub client_names: Vec<String>,
-    /// As in [`Config`]; needs TLS.
+    /// As in [`ExtenderConfig`]; needs TLS.
     pub webhook: bool,
-    /// As in [`Config`]: `None` means the only replica.
-    pub lease: Option<Candidate>,
+    /// As in [`ExtenderConfig`]: `None` means the only replica.
+    pub lease: Option<LeaseCandidate>,
     /// The web page; `None` if it is not served.
-    pub page: Option<Page>,
+    pub page: Option<WebPage>,
 }
 
 /// Run the extender with the flags of `divvy extender` until it is told to stop.
@@ -109,34 +109,34 @@ pub async fn main(args: Args) -> Result<(), Error> {
 
 /// Run the extender until `stop` is cancelled. It listens at once, but answers with errors and is not ready until pods and nodes have
 /// been listed.
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
+pub async fn run(config: ExtenderConfig, stop: CancellationToken) -> Result<(), Error> {
     let web = config.web.as_ref().map(|web| web.listen);
     for address in [config.listen].into_iter().chain(web) {
         if config.tls.is_none() && !config.insecure && !address.ip().to_canonical().is_loopback() {
             return Err(Error::PlainHttp { address });
         }
     }
-    let choice = Choice {
+    let choice = ClusterChoice {
         kubeconfig: config.kubeconfig,
         context: config.context,
-        ..Choice::default()
+        ..ClusterChoice::default()
     };
     let connection = connect(&choice).await?;
     let listener = divvy_serve::listen(config.listen).map_err(|source| Error::Listen {
         address: config.listen,
         source,
     })?;
-    let surroundings = Surroundings {
+    let surroundings = ExtenderSurroundings {
         tls: config.tls,
         client_names: config.client_names,
         webhook: config.webhook,
         lease: config.lease,
-        page: config.web.map(Page::open).transpose()?,
+        page: config.web.map(WebPage::open).transpose()?,
     };
-    let settings = Settings {
+    let settings = ExtenderSettings {
         placement: config.placement,
         unhealthy_gpu_configmaps: config.unhealthy_gpu_configmaps,
-        ..Settings::new(config.memory_unit)
+        ..ExtenderSettings::new(config.memory_unit)
     };
     run_with(listener, connection.client, settings, surroundings, stop).await
 }
@@ -145,11 +145,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 pub async fn run_with(
     listener: TcpListener,
     client: kube::Client,
-    settings: Settings,
-    surroundings: Surroundings,
+    settings: ExtenderSettings,
+    surroundings: ExtenderSurroundings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
-    let Surroundings {
+    let ExtenderSurroundings {
         tls,
         client_names,
         webhook,
@@ -166,7 +166,7 @@ pub async fn run_with(
     }
     let server_name = tls.as_ref().map(|source| source.server_name().to_owned());
     let own_name = server_name.clone();
-    let names = server_name.as_ref().map(|own| Names::new(&client_names, own));
+    let names = server_name.as_ref().map(|own| ClientNames::new(&client_names, own));
     let credentials = tls.map(|source| tls::keep(source, client.clone(), stop.clone()));
     // The nonce differs at each start, so that a killed process and its successor have different identities.
     let nonce = RandomState::new().build_hasher().finish();
@@ -184,7 +184,7 @@ pub async fn run_with(
         Some(page) => {
             let parts = credentials.clone().zip(names.clone()).zip(own_name);
             let tls = parts.map(|((credentials, names), own)| (TlsDoor::new(credentials, names, served.metrics()), own));
-            Some(tokio::spawn(web::Server::new(page, of_web, tls)?.run(stop.clone())))
+            Some(tokio::spawn(web::WebServer::new(page, of_web, tls)?.run(stop.clone())))
         }
     };
     let limits = http::limits(credentials.is_some(), webhook);

@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::index::Feed;
-use divvy_exposition::{Float, Format, Histogram, Page};
+use divvy_exposition::{Float, Histogram, MetricsFormat, MetricsPage};
 use divvy_placement::{Totals, WaitReason};
 
-use crate::core::{Core, Counts, WAITS_S, Waits};
+use crate::core::{ExtenderCore, ExtenderCounts, WAITS_S, Waits};
 
 divvy_exposition::metrics! {
     REQUEST_DURATION: Histogram = "divvy_extender_request_duration_seconds",
@@ -69,7 +69,7 @@ const DURATIONS: [f64; 14] = [
 
 /// Why a client was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum ClientRefusal {
     /// The client used plain HTTP on a TLS port.
     PlainHttp,
     /// The client's certificate is from another CA or has expired.
@@ -88,27 +88,27 @@ pub(crate) enum Refused {
     TooSlow,
 }
 
-impl Refused {
-    const ALL: [(Refused, &'static str); 8] = [
-        (Refused::PlainHttp, "plain_http"),
-        (Refused::ForeignCertificate, "foreign_certificate"),
-        (Refused::UntrustedByClient, "untrusted_by_client"),
-        (Refused::Handshake, "handshake"),
-        (Refused::NoCertificate, "no_certificate"),
-        (Refused::OtherName, "other_name"),
-        (Refused::TooMany, "too_many"),
-        (Refused::TooSlow, "too_slow"),
+impl ClientRefusal {
+    const ALL: [(ClientRefusal, &'static str); 8] = [
+        (ClientRefusal::PlainHttp, "plain_http"),
+        (ClientRefusal::ForeignCertificate, "foreign_certificate"),
+        (ClientRefusal::UntrustedByClient, "untrusted_by_client"),
+        (ClientRefusal::Handshake, "handshake"),
+        (ClientRefusal::NoCertificate, "no_certificate"),
+        (ClientRefusal::OtherName, "other_name"),
+        (ClientRefusal::TooMany, "too_many"),
+        (ClientRefusal::TooSlow, "too_slow"),
     ];
 }
 
 /// The metrics that request handlers and the TLS listener update. By default nothing is counted yet.
 #[derive(Debug, Default)]
-pub struct Metrics {
-    refused: [AtomicU64; Refused::ALL.len()],
+pub struct ExtenderMetrics {
+    refused: [AtomicU64; ClientRefusal::ALL.len()],
     durations: Mutex<BTreeMap<&'static str, Histogram>>,
 }
 
-impl Metrics {
+impl ExtenderMetrics {
     /// Count one answered request.
     pub fn answered(&self, verb: &'static str, took: Duration) {
         let mut durations = self.durations();
@@ -121,13 +121,13 @@ impl Metrics {
     }
 
     /// Count a refusal. Return true for the first of its kind, which deserves a log line.
-    pub(crate) fn refused(&self, why: Refused) -> bool {
+    pub(crate) fn refused(&self, why: ClientRefusal) -> bool {
         self.refused[why as usize].fetch_add(1, Ordering::Relaxed) == 0
     }
 
     /// Return the text of `/metrics`.
-    pub fn text(&self, scrape: &Scrape, format: Format) -> String {
-        let mut page = Page::new(format);
+    pub fn text(&self, scrape: &Scrape, format: MetricsFormat) -> String {
+        let mut page = MetricsPage::new(format);
         // A copy: no request waits while the text is written.
         let durations = self.durations().clone();
         page.write_histograms(
@@ -135,7 +135,7 @@ impl Metrics {
             durations.iter().map(|(verb, of_verb)| ([("verb", verb)], of_verb)),
         );
         describe(&mut page, scrape);
-        let refused = Refused::ALL.map(|(why, name)| (name, self.refused[why as usize].load(Ordering::Relaxed)));
+        let refused = ClientRefusal::ALL.map(|(why, name)| (name, self.refused[why as usize].load(Ordering::Relaxed)));
         page.write_by(&REFUSED_CLIENTS, "reason", refused);
         page.finish()
     }
@@ -145,7 +145,7 @@ impl Metrics {
 /// this takes a fraction of a millisecond.
 #[derive(Debug)]
 pub struct Scrape {
-    counts: Counts,
+    counts: ExtenderCounts,
     under_way: u64,
     pods: Feed,
     nodes: Feed,
@@ -163,7 +163,7 @@ pub struct Scrape {
 
 impl Scrape {
     /// Take a snapshot. `certificate_ends_s` is when the extender's certificate expires, in Unix seconds; `None` without TLS.
-    pub fn of(core: &Core, certificate_ends_s: Option<i64>, leads: bool) -> Scrape {
+    pub fn of(core: &ExtenderCore, certificate_ends_s: Option<i64>, leads: bool) -> Scrape {
         let ledger = core.index().ledger();
         Scrape {
             counts: core.counts(),
@@ -184,7 +184,7 @@ impl Scrape {
     }
 }
 
-fn describe(page: &mut Page<'_>, scrape: &Scrape) {
+fn describe(page: &mut MetricsPage<'_>, scrape: &Scrape) {
     let (counts, totals, pods, nodes) = (scrape.counts, scrape.totals, &scrape.pods, &scrape.nodes);
     let binds = [
         ("bound", counts.bound),

@@ -104,7 +104,7 @@ mod tests {
 
     fn refusal() -> Result<FilterAnswer, FilterError> {
         let mut answer = FilterAnswer::default();
-        answer.failed.push((0, divvy_placement::Refusal::NoGpuFits));
+        answer.failed.push((0, divvy_placement::NodeRefusal::NoGpuFits));
         Ok(answer)
     }
 

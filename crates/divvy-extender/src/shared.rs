@@ -1,15 +1,17 @@
 //! What the requests, the watches, and the election of one replica share: the core behind one lock, and what this replica knows about the leader.
 
 use crate::clock::boot_ns;
-use crate::core::{Action, BindArgs, BindError, BindingRequest, Core, Got, Now, Posted, Ticket, answer, eviction};
+use crate::core::{
+    BindArgs, BindError, BindingRequest, ExtenderAction, ExtenderCore, Got, Now, Posted, Ticket, answer, eviction,
+};
 use crate::error::AskError;
 use crate::forward::Forward;
-use crate::metrics::Metrics;
+use crate::metrics::ExtenderMetrics;
 use crate::recheck::SecondLook;
 use crate::tls::Current;
 use bytes::Bytes;
 use divvy_kube::convert::ReadPod;
-use divvy_kube::events::{Events, Note, pod_reference};
+use divvy_kube::events::{EventNote, Events, pod_reference};
 use divvy_kube::{convert, watch};
 use divvy_model::PodKey;
 use futures::{Stream, StreamExt};
@@ -56,10 +58,10 @@ impl Leadership {
 }
 
 /// State that the request handlers and the tasks share.
-pub(crate) struct Shared {
-    pub(crate) core: Mutex<Core>,
+pub(crate) struct ExtenderState {
+    pub(crate) core: Mutex<ExtenderCore>,
     pub(crate) answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), BindError>>>>,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<ExtenderMetrics>,
     /// The current certificates; `None` without TLS.
     pub(crate) credentials: Option<Current>,
     /// The state of the leader election; `None` if this is the only replica.
@@ -67,21 +69,21 @@ pub(crate) struct Shared {
     pub(crate) second_look: SecondLook,
     pub(crate) client: kube::Client,
     pub(crate) events: Events,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ExtenderLimits,
     pub(crate) started: Instant,
     pub(crate) tasks: TaskTracker,
     pub(crate) ended: CancellationToken,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ExtenderState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("limits", &self.limits).finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl ExtenderState {
     /// Lock the core. The lock must never be held across an `await`.
-    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn core(&self) -> MutexGuard<'_, ExtenderCore> {
         // A panic inside the core would be a bug in one decision; each later event recomputes the state, so go on.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -173,16 +175,16 @@ impl Shared {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn perform(self: &Arc<Self>, actions: Vec<Action>) {
+    pub(crate) fn perform(self: &Arc<Self>, actions: Vec<ExtenderAction>) {
         for action in actions {
             match action {
-                Action::Answer { ticket, result } => {
+                ExtenderAction::Answer { ticket, result } => {
                     if let Some(sender) = self.waiting().remove(&ticket) {
                         // The send fails if the caller has disconnected. Then no answer is needed.
                         let _ = sender.send(result);
                     }
                 }
-                Action::Post { op, binding } => {
+                ExtenderAction::Post { op, binding } => {
                     let (shared, span) = (self.clone(), tracing::Span::current());
                     self.tasks.spawn(async move {
                         let outcome = shared.post(&binding).await;
@@ -197,7 +199,7 @@ impl Shared {
                         shared.perform(actions);
                     });
                 }
-                Action::Get { op, pod, after_ns } => {
+                ExtenderAction::Get { op, pod, after_ns } => {
                     let (shared, span) = (self.clone(), tracing::Span::current());
                     self.tasks.spawn(async move {
                         tokio::time::sleep(Duration::from_nanos(after_ns)).await;
@@ -208,10 +210,10 @@ impl Shared {
                     });
                 }
                 // Every replica finds the problem, but only the leader publishes the event.
-                Action::Warn { pod, reason, .. } if !self.leads() => {
+                ExtenderAction::Warn { pod, reason, .. } if !self.leads() => {
                     tracing::debug!(%pod, reason, "the leader publishes the event")
                 }
-                Action::Warn {
+                ExtenderAction::Warn {
                     pod,
                     uid,
                     action,
@@ -221,7 +223,7 @@ impl Shared {
                     tracing::warn!(%pod, reason, %text, "publishing an event about the pod");
                     let shared = self.clone();
                     self.tasks.spawn(async move {
-                        let note = Note {
+                        let note = EventNote {
                             warning: true,
                             reason: reason.to_owned(),
                             action: action.to_owned(),
@@ -236,7 +238,7 @@ impl Shared {
                         }
                     });
                 }
-                Action::Evict { uid, pod } => {
+                ExtenderAction::Evict { uid, pod } => {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let outcome = shared.evict(&pod, &uid).await;
@@ -245,7 +247,7 @@ impl Shared {
                         shared.perform(actions);
                     });
                 }
-                Action::Check { uid, node, pod } => {
+                ExtenderAction::Check { uid, node, pod } => {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let outcome = shared.get(&pod).await;
@@ -363,9 +365,9 @@ impl Shared {
 
     pub(crate) fn watch<T: Send + 'static>(
         self: &Arc<Self>,
-        changes: impl Stream<Item = watch::Change<T>> + Send + 'static,
+        changes: impl Stream<Item = watch::WatchChange<T>> + Send + 'static,
         stop: CancellationToken,
-        take: impl Fn(&mut Core, watch::Change<T>, Now) -> Vec<Action> + Send + 'static,
+        take: impl Fn(&mut ExtenderCore, watch::WatchChange<T>, Now) -> Vec<ExtenderAction> + Send + 'static,
     ) {
         let shared = self.clone();
         self.tasks.spawn(async move {
@@ -406,11 +408,11 @@ impl Shared {
 
 /// Timeouts of requests to the API server, and the interval of the sweep.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct ExtenderLimits {
     /// Timeout of the POST of a Binding. After it, the outcome is unknown.
     pub post: Duration,
     /// Timeout of the GET of a pod.
     pub get: Duration,
-    /// Pause between two sweeps ([`Core::sweep`]).
+    /// Pause between two sweeps ([`ExtenderCore::sweep`]).
     pub sweep: Duration,
 }

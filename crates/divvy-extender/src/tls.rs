@@ -25,7 +25,7 @@ pub(crate) use source::keep;
 
 /// The source of the certificates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum CertificateSource {
     /// `--tls-secret`: the extender makes and renews the certificates and keeps them in a Secret.
     Secret {
         /// The Secret's namespace.
@@ -50,11 +50,11 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl CertificateSource {
     /// Return the name in the extender's certificate.
     pub fn server_name(&self) -> &str {
         match self {
-            Source::Secret { server_name, .. } | Source::Files { server_name, .. } => server_name,
+            CertificateSource::Secret { server_name, .. } | CertificateSource::Files { server_name, .. } => server_name,
         }
     }
 }

@@ -9,8 +9,8 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use divvy_kube::caller::Caller;
-use divvy_serve::{Door, Opened, TurnedAway};
-use divvy_web::{Gate, Hosts, Hub, Impatient, LocalToken, PATIENCE, Refused};
+use divvy_serve::{Door, OpenedConnection, TurnedAway};
+use divvy_web::{Gate, Hosts, Impatient, LocalToken, PATIENCE, PageHub, TokenRefusal};
 use futures::future::BoxFuture;
 use http::{HeaderValue, header};
 use sha2::{Digest as _, Sha256};
@@ -21,7 +21,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
-use crate::tls::listener::{Peer, Shown, TlsDoor};
+use crate::tls::listener::{ClientIdentity, Peer, TlsDoor};
 
 /// How long the result of a review counts, and how many results are kept.
 const COUNTS: Duration = Duration::from_secs(60);
@@ -40,19 +40,19 @@ pub struct Web {
 
 /// The page's socket, and the names under which it is served.
 #[derive(Debug, Clone)]
-pub struct Page {
+pub struct WebPage {
     /// The socket.
     pub listener: Arc<std::net::TcpListener>,
     /// As in [`Web`].
     pub hosts: Vec<String>,
 }
 
-impl Page {
+impl WebPage {
     /// Open the socket.
     ///
     /// # Errors
     /// The address is in use, or does not belong to this machine.
-    pub(crate) fn open(web: Web) -> Result<Page, Error> {
+    pub(crate) fn open(web: Web) -> Result<WebPage, Error> {
         let failed = |source| Error::Listen {
             address: web.listen,
             source,
@@ -60,7 +60,7 @@ impl Page {
         let listener = divvy_serve::listen(web.listen)
             .and_then(TcpListener::into_std)
             .map_err(failed)?;
-        Ok(Page {
+        Ok(WebPage {
             listener: Arc::new(listener),
             hosts: web.hosts,
         })
@@ -68,16 +68,16 @@ impl Page {
 }
 
 /// What the page needs of the extender.
-pub(crate) struct Server {
+pub(crate) struct WebServer {
     listener: TcpListener,
     client: kube::Client,
     hosts: Hosts,
     door: Option<TlsDoor>,
 }
 
-impl Server {
+impl WebServer {
     /// `tls` is the extender's door, and the name in its certificate.
-    pub(crate) fn new(page: &Page, client: kube::Client, tls: Option<(TlsDoor, String)>) -> Result<Server, Error> {
+    pub(crate) fn new(page: &WebPage, client: kube::Client, tls: Option<(TlsDoor, String)>) -> Result<WebServer, Error> {
         let listener = page.listener.try_clone().and_then(|listener| {
             listener.set_nonblocking(true)?;
             TcpListener::from_std(listener)
@@ -91,7 +91,7 @@ impl Server {
         let loopback = ["localhost", "127.0.0.1", "[::1]"].map(str::to_owned);
         let hosts = Hosts::named(loopback.into_iter().chain(name).chain(page.hosts.iter().cloned()));
         let hosts = if door.is_some() { hosts.over_tls() } else { hosts };
-        Ok(Server {
+        Ok(WebServer {
             listener,
             client,
             hosts,
@@ -101,7 +101,7 @@ impl Server {
 
     /// Serve the page until `stop` is cancelled.
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let hub = Arc::new(Hub::new());
+        let hub = Arc::new(PageHub::new());
         // A random token that no client knows.
         let certified = match LocalToken::random() {
             Ok(token) => Arc::new(token),
@@ -139,7 +139,7 @@ async fn let_in(State(certified): State<Arc<LocalToken>>, mut request: Request, 
     let is_known = request
         .extensions()
         .get::<Peer>()
-        .is_some_and(|peer| peer.shown == Shown::Name);
+        .is_some_and(|peer| peer.shown == ClientIdentity::Name);
     if is_known && let Ok(value) = HeaderValue::from_str(&format!("Bearer {}", certified.text())) {
         request.headers_mut().insert(header::AUTHORIZATION, value);
     }
@@ -159,9 +159,9 @@ impl Door for PageDoor {
         self.0.ready().await;
     }
 
-    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<Opened<Self::Io, Peer>> {
+    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<OpenedConnection<Self::Io, Peer>> {
         let opened = self.0.open(stream, address).await?;
-        Some(Opened {
+        Some(OpenedConnection {
             io: Impatient::new(opened.io, PATIENCE),
             known: opened.known,
             peer: opened.peer,
@@ -177,32 +177,32 @@ impl Door for PageDoor {
 struct Reviewed {
     client: kube::Client,
     certified: Arc<LocalToken>,
-    known: Mutex<Known>,
+    known: Mutex<KnownReviews>,
     turns: Semaphore,
 }
 
 /// The results of reviews by the tokens' digests, and the times until which they count.
-type Known = HashMap<[u8; 32], (Instant, Result<(), Refused>)>;
+type KnownReviews = HashMap<[u8; 32], (Instant, Result<(), TokenRefusal>)>;
 
 impl Reviewed {
-    async fn review(&self, token: &str) -> Result<(), Refused> {
-        let unavailable = |error: divvy_kube::Error| Refused::Unavailable { why: error.to_string() };
+    async fn review(&self, token: &str) -> Result<(), TokenRefusal> {
+        let unavailable = |error: divvy_kube::Error| TokenRefusal::Unavailable { why: error.to_string() };
         let Ok(_turn) = self.turns.try_acquire() else {
-            return Err(Refused::Unavailable {
+            return Err(TokenRefusal::Unavailable {
                 why: format!("{REVIEWS} other tokens are being checked; try again in a few seconds"),
             });
         };
         let caller = Caller::of(&self.client, token)
             .await
             .map_err(unavailable)?
-            .ok_or(Refused::Unknown)?;
+            .ok_or(TokenRefusal::Unknown)?;
         for resource in ["nodes", "pods"] {
             let may = caller
                 .may(&self.client, "list", resource, "", "")
                 .await
                 .map_err(unavailable)?;
             if !may {
-                return Err(Refused::Forbidden {
+                return Err(TokenRefusal::Forbidden {
                     right: format!(
                         "list {resource} in the whole cluster, which the cluster role divvy-viewer has ({} lacks it)",
                         caller.name()
@@ -215,7 +215,7 @@ impl Reviewed {
 }
 
 impl Gate for Reviewed {
-    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), Refused>> {
+    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), TokenRefusal>> {
         Box::pin(async move {
             if self.certified.check(token).await.is_ok() {
                 return Ok(());
@@ -232,7 +232,7 @@ impl Gate for Reviewed {
                 return result;
             }
             let result = self.review(token).await;
-            if !matches!(result, Err(Refused::Unavailable { .. })) {
+            if !matches!(result, Err(TokenRefusal::Unavailable { .. })) {
                 let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
                 keep(&mut known, digest, result.clone(), Instant::now());
             }
@@ -246,7 +246,7 @@ impl Gate for Reviewed {
 }
 
 /// Keep a result. If there are too many, those that no longer count are dropped, and if that is not enough, the oldest one.
-fn keep(known: &mut Known, digest: [u8; 32], result: Result<(), Refused>, now: Instant) {
+fn keep(known: &mut KnownReviews, digest: [u8; 32], result: Result<(), TokenRefusal>, now: Instant) {
     if known.len() >= KEPT && !known.contains_key(&digest) {
         known.retain(|_, (until, _)| *until > now);
         if known.len() >= KEPT {
@@ -263,7 +263,7 @@ mod tests {
 
     #[tokio::test]
     async fn results_are_bounded_and_the_oldest_goes_first() {
-        let mut known = Known::new();
+        let mut known = KnownReviews::new();
         let start = Instant::now();
         let digest = |number: usize| {
             let mut digest = [0; 32];
@@ -280,7 +280,7 @@ mod tests {
         }
         assert_eq!(known.len(), KEPT);
         assert!(!known.contains_key(&digest(9)) && known.contains_key(&digest(10)));
-        keep(&mut known, digest(0), Err(Refused::Unknown), start + COUNTS * 2);
+        keep(&mut known, digest(0), Err(TokenRefusal::Unknown), start + COUNTS * 2);
         assert_eq!(known.len(), 1);
     }
 }

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where an agent answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Address {
+struct AgentAddress {
     namespace: String,
     /// The path of its pod's proxy.
     path: String,
@@ -40,7 +40,7 @@ struct Address {
 
 /// The last answer of an agent, and its entity tag.
 #[derive(Debug, Clone)]
-struct Known {
+struct LastUsage {
     tag: header::HeaderValue,
     usage: Usage,
 }
@@ -50,8 +50,8 @@ pub struct Agents {
     client: kube::Client,
     /// The namespace of Divvy's installation, once it is known.
     namespace: OnceLock<String>,
-    addresses: Mutex<BTreeMap<String, Address>>,
-    known: Mutex<BTreeMap<String, Known>>,
+    addresses: Mutex<BTreeMap<String, AgentAddress>>,
+    known: Mutex<BTreeMap<String, LastUsage>>,
 }
 
 impl std::fmt::Debug for Agents {
@@ -120,7 +120,7 @@ impl Agents {
         };
         let service = found.and_then(|map| map.data?.remove(SERVICE));
         Ok(service
-            .and_then(|service| service_proxy::Address::parse(&service))
+            .and_then(|service| service_proxy::ServiceAddress::parse(&service))
             .map(|address| address.namespace))
     }
 
@@ -162,7 +162,7 @@ impl Agents {
     }
 
     /// Find the agent of a node.
-    async fn find(&self, node: &str, namespace: &str) -> Result<Address, NoUsage> {
+    async fn find(&self, node: &str, namespace: &str) -> Result<AgentAddress, NoUsage> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let params = ListParams::default()
             .labels(LABELS)
@@ -177,10 +177,10 @@ impl Agents {
         Ok(address)
     }
 
-    async fn get(&self, node: &str, address: &Address) -> Result<Usage, NoUsage> {
+    async fn get(&self, node: &str, address: &AgentAddress) -> Result<Usage, NoUsage> {
         let known = lock(&self.known).get(node).cloned();
         let mut request = Request::get(&address.path);
-        if let Some(Known { tag, .. }) = &known {
+        if let Some(LastUsage { tag, .. }) = &known {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
         let request = request
@@ -208,7 +208,7 @@ impl Agents {
         match tag {
             Some(tag) => {
                 let usage = usage.clone();
-                all.insert(node.to_owned(), Known { tag, usage });
+                all.insert(node.to_owned(), LastUsage { tag, usage });
             }
             None => drop(all.remove(node)),
         }
@@ -228,13 +228,13 @@ fn is_of_daemon_set(pod: &Pod) -> bool {
 }
 
 /// Return where the agent in a pod answers: at the port with the name `metrics`.
-fn address(pod: &Pod) -> Option<Address> {
+fn address(pod: &Pod) -> Option<AgentAddress> {
     let containers = &pod.spec.as_ref()?.containers;
     let mut ports = containers.iter().flat_map(|container| container.ports.iter().flatten());
     let port = ports.find(|port| port.name.as_deref() == Some("metrics"))?.container_port;
     let (namespace, name) = (pod.metadata.namespace.clone()?, pod.metadata.name.as_ref()?);
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/v1/usage");
-    Some(Address { namespace, path })
+    Some(AgentAddress { namespace, path })
 }
 
 #[cfg(test)]

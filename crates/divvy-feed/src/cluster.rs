@@ -3,13 +3,13 @@ use std::sync::Arc;
 
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::{Node, Phase, Pod};
 use divvy_view::{NodeView, View};
 
 /// What is kept of a pod.
 #[derive(Debug, Clone)]
-pub(crate) struct Kept {
+pub(crate) struct KeptPod {
     uid: String,
     /// The pod as the view needs it; `None` if the view does not show it.
     shown: Option<Pod>,
@@ -17,11 +17,11 @@ pub(crate) struct Kept {
     waits: bool,
 }
 
-impl From<PodObject> for Kept {
-    fn from(object: PodObject) -> Kept {
+impl From<PodObject> for KeptPod {
+    fn from(object: PodObject) -> KeptPod {
         let (pod, _) = ReadPod::from(object).into_parts();
         let waits = pod.node.is_none() && pod.request.wants_gpus() && !matches!(pod.phase, Phase::Succeeded | Phase::Failed);
-        Kept {
+        KeptPod {
             uid: pod.uid.clone(),
             waits,
             shown: divvy_view::shown(pod),
@@ -31,7 +31,7 @@ impl From<PodObject> for Kept {
 
 /// The nodes and pods as the watches report them.
 #[derive(Debug, Default)]
-pub(crate) struct Cluster {
+pub(crate) struct WatchedCluster {
     nodes: BTreeMap<String, Node>,
     pods: BTreeMap<String, Pod>,
     /// The UIDs of the pods on each node.
@@ -47,16 +47,16 @@ pub(crate) struct Cluster {
     broken: (Option<String>, Option<String>),
 }
 
-impl Cluster {
+impl WatchedCluster {
     /// Apply a change of pods.
-    pub(crate) fn take_pods(&mut self, change: Change<Kept>) {
+    pub(crate) fn take_pods(&mut self, change: WatchChange<KeptPod>) {
         match change {
-            Change::Apply(pod) => self.take(pod),
-            Change::Delete(pod) => {
+            WatchChange::Apply(pod) => self.take(pod),
+            WatchChange::Delete(pod) => {
                 self.forget(&pod.uid);
                 self.waiting.remove(&pod.uid);
             }
-            Change::Reset(all) => {
+            WatchChange::Reset(all) => {
                 self.pods.clear();
                 self.waiting.clear();
                 self.changed.extend(std::mem::take(&mut self.on).into_keys());
@@ -64,12 +64,12 @@ impl Cluster {
                 self.listed.1 = true;
                 self.broken.1 = None;
             }
-            Change::Interrupted(why) => self.broken.1 = Some(why),
-            Change::Resumed => self.broken.1 = None,
+            WatchChange::Interrupted(why) => self.broken.1 = Some(why),
+            WatchChange::Resumed => self.broken.1 = None,
         }
     }
 
-    fn take(&mut self, pod: Kept) {
+    fn take(&mut self, pod: KeptPod) {
         if pod.waits {
             self.waiting.insert(pod.uid.clone())
         } else {
@@ -100,27 +100,27 @@ impl Cluster {
     }
 
     /// Apply a change of nodes.
-    pub(crate) fn take_nodes(&mut self, change: Change<Node>) {
+    pub(crate) fn take_nodes(&mut self, change: WatchChange<Node>) {
         match change {
             // The kubelet writes the status of a node again and again.
-            Change::Apply(node) if self.nodes.get(&node.name) == Some(&node) => {}
-            Change::Apply(node) => {
+            WatchChange::Apply(node) if self.nodes.get(&node.name) == Some(&node) => {}
+            WatchChange::Apply(node) => {
                 self.changed.insert(node.name.clone());
                 self.nodes.insert(node.name.clone(), node);
             }
-            Change::Delete(node) => {
+            WatchChange::Delete(node) => {
                 self.nodes.remove(&node.name);
                 self.changed.insert(node.name);
             }
-            Change::Reset(all) => {
+            WatchChange::Reset(all) => {
                 let before = std::mem::take(&mut self.nodes);
                 self.nodes = all.into_iter().map(|node| (node.name.clone(), node)).collect();
                 self.changed.extend(before.into_keys().chain(self.nodes.keys().cloned()));
                 self.listed.0 = true;
                 self.broken.0 = None;
             }
-            Change::Interrupted(why) => self.broken.0 = Some(why),
-            Change::Resumed => self.broken.0 = None,
+            WatchChange::Interrupted(why) => self.broken.0 = Some(why),
+            WatchChange::Resumed => self.broken.0 = None,
         }
     }
 
@@ -206,8 +206,8 @@ mod tests {
         )
     }
 
-    fn kept(pod: &Pod) -> Kept {
-        Kept {
+    fn kept(pod: &Pod) -> KeptPod {
+        KeptPod {
             uid: pod.uid.clone(),
             waits: pod.node.is_none(),
             shown: divvy_view::shown(pod.clone()),
@@ -217,7 +217,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_view_after_changes_is_the_present_cluster(steps in steps()) {
-            let mut cluster = Cluster::default();
+            let mut cluster = WatchedCluster::default();
             let mut nodes: BTreeMap<usize, Node> = BTreeMap::new();
             let mut pods: BTreeMap<usize, Pod> = BTreeMap::new();
             for step in steps {
@@ -226,10 +226,10 @@ mod tests {
                     Step::Node(number, gpus) => {
                         match (gpus, nodes.remove(&number)) {
                             (0, None) => {}
-                            (0, Some(gone)) => cluster.take_nodes(Change::Delete(gone)),
+                            (0, Some(gone)) => cluster.take_nodes(WatchChange::Delete(gone)),
                             _ => {
                                 nodes.insert(number, node(number, gpus));
-                                cluster.take_nodes(Change::Apply(node(number, gpus)));
+                                cluster.take_nodes(WatchChange::Apply(node(number, gpus)));
                             }
                         }
                     }
@@ -244,16 +244,16 @@ mod tests {
                             None => pods.remove(&number),
                         };
                         match (new, old.as_ref()) {
-                            (Some(new), _) => cluster.take_pods(Change::Apply(kept(&new))),
-                            (None, Some(old)) => cluster.take_pods(Change::Delete(kept(old))),
+                            (Some(new), _) => cluster.take_pods(WatchChange::Apply(kept(&new))),
+                            (None, Some(old)) => cluster.take_pods(WatchChange::Delete(kept(old))),
                             (None, None) => {}
                         }
                     }
                     Step::Listed(without, gone) => {
                         pods.remove(&without);
                         nodes.remove(&gone);
-                        cluster.take_pods(Change::Reset(pods.values().map(kept).collect()));
-                        cluster.take_nodes(Change::Reset(nodes.values().cloned().collect()));
+                        cluster.take_pods(WatchChange::Reset(pods.values().map(kept).collect()));
+                        cluster.take_nodes(WatchChange::Reset(nodes.values().cloned().collect()));
                     }
                 }
                 let view = cluster.view();

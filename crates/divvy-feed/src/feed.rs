@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_kube::{convert, watch};
-use divvy_page::{Measured, Scene};
-use divvy_view::{NoUsage, Waiting};
-use divvy_web::Hub;
+use divvy_page::{ClusterScene, MeasuredUsage};
+use divvy_view::{NoUsage, WaitingPod};
+use divvy_web::PageHub;
 use futures::StreamExt as _;
 use tokio::sync::{mpsc, watch as signal};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cluster::{Cluster, Kept};
+use crate::cluster::{KeptPod, WatchedCluster};
 use crate::{Agents, waiting};
 
 /// The time from a change to the page. Changes within it are shown together.
@@ -32,22 +32,22 @@ const REASONS: Duration = Duration::from_secs(30);
 const FORBIDDEN: Duration = Duration::from_secs(60);
 
 /// What the other tasks found.
-enum Found {
+enum FeedUpdate {
     Usage(String, Result<divvy_model::usage::Usage, NoUsage>),
-    Waiting(Vec<Waiting>, Option<String>),
+    Waiting(Vec<WaitingPod>, Option<String>),
 }
 
 /// Show the cluster on the pages, and every change of it, as long as the future is polled.
-pub async fn feed(client: kube::Client, hub: Arc<Hub>) {
+pub async fn feed(client: kube::Client, hub: Arc<PageHub>) {
     let node = |object| convert::node(&object);
-    let (pods, nodes) = watch::read(client.clone(), Kept::from, node);
+    let (pods, nodes) = watch::read(client.clone(), KeptPod::from, node);
     let (mut pods, mut nodes) = (pin!(pods), pin!(nodes));
     let (found, mut coming) = mpsc::channel(16);
     let (names, known) = signal::channel(BTreeSet::new());
     let (reasons, asked) = signal::channel(BTreeSet::new());
     let mut agents = pin!(ask_agents(client.clone(), hub.clone(), known, found.clone()));
     let mut explainer = pin!(explain(client, hub.clone(), asked, found));
-    let mut shown = Shown::default();
+    let mut shown = SceneParts::default();
     let mut due: Option<Instant> = None;
     let mut pause = SOON;
     loop {
@@ -88,31 +88,31 @@ pub async fn feed(client: kube::Client, hub: Arc<Hub>) {
 
 /// All that a scene is made of.
 #[derive(Default)]
-struct Shown {
-    cluster: Cluster,
-    answers: BTreeMap<String, Measured>,
+struct SceneParts {
+    cluster: WatchedCluster,
+    answers: BTreeMap<String, MeasuredUsage>,
     /// Why agents cannot be asked.
     refused: Option<String>,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingPod>,
     /// What is not known of the waiting pods.
     unknown: Option<String>,
 }
 
-impl Shown {
-    fn take(&mut self, found: Found, at: u64) {
+impl SceneParts {
+    fn take(&mut self, found: FeedUpdate, at: u64) {
         match found {
-            Found::Usage(node, answer) => {
+            FeedUpdate::Usage(node, answer) => {
                 let notice = answer.as_ref().err().and_then(NoUsage::notice);
                 if notice.is_none() {
-                    self.answers.insert(node, Measured { at, usage: answer });
+                    self.answers.insert(node, MeasuredUsage { at, usage: answer });
                 }
                 self.refused = notice;
             }
-            Found::Waiting(waiting, unknown) => (self.waiting, self.unknown) = (waiting, unknown),
+            FeedUpdate::Waiting(waiting, unknown) => (self.waiting, self.unknown) = (waiting, unknown),
         }
     }
 
-    fn scene(&mut self, at: u64) -> Scene {
+    fn scene(&mut self, at: u64) -> ClusterScene {
         let view = self.cluster.view();
         let is_there = |name: &str| view.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).is_ok();
         self.answers
@@ -122,7 +122,7 @@ impl Shown {
             .into_iter()
             .flatten()
             .map(|text| sentence(text));
-        Scene {
+        ClusterScene {
             at,
             notices: notices.chain(others).collect(),
             view,
@@ -148,7 +148,12 @@ fn now() -> u64 {
 
 /// Ask the agents of the nodes on open pages. In a small cluster, ask the agents of all other nodes once a minute. The future ends when the receiver of the
 /// answers is dropped.
-async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
+async fn ask_agents(
+    client: kube::Client,
+    hub: Arc<PageHub>,
+    nodes: signal::Receiver<BTreeSet<String>>,
+    found: mpsc::Sender<FeedUpdate>,
+) {
     let agents = Agents::new(client);
     let mut asked: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
@@ -169,7 +174,7 @@ async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver
         let mut answers = pin!(agents.ask(due));
         while let Some((node, answer)) = answers.next().await {
             is_forbidden |= answer.as_ref().err().and_then(NoUsage::notice).is_some();
-            if found.send(Found::Usage(node, answer)).await.is_err() {
+            if found.send(FeedUpdate::Usage(node, answer)).await.is_err() {
                 return;
             }
             if is_forbidden {
@@ -182,7 +187,12 @@ async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver
 
 /// Find out why pods wait: each time the set of waiting pods changes, and every 30 s while a page is open. The future ends when the receiver of the
 /// answers is dropped.
-async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
+async fn explain(
+    client: kube::Client,
+    hub: Arc<PageHub>,
+    mut pods: signal::Receiver<BTreeSet<String>>,
+    found: mpsc::Sender<FeedUpdate>,
+) {
     loop {
         let none = pods.borrow_and_update().is_empty();
         let begun = Instant::now();
@@ -192,7 +202,7 @@ async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver
         } else {
             waiting(&client, now()).await
         };
-        if found.send(Found::Waiting(waiting, unknown)).await.is_err() {
+        if found.send(FeedUpdate::Waiting(waiting, unknown)).await.is_err() {
             return;
         }
         sleep(SOON.max(begun.elapsed().saturating_mul(REST))).await;

@@ -2,11 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use divvy_explainer::read_cluster::{Arrival, Reading, read_cluster};
+use divvy_explainer::read_cluster::{ArrivedObject, ClusterReading, read_cluster};
 use divvy_explainer::related;
 use divvy_kube::list;
 use divvy_model::MemoryUnit;
-use divvy_view::Waiting;
+use divvy_view::WaitingPod;
 use divvy_why::{Answer, Suggestion, Wants};
 use futures::{StreamExt as _, stream};
 
@@ -17,10 +17,10 @@ const AT_ONCE: usize = 8;
 
 /// Read the whole cluster and explain the pods that wait for GPUs at `now` (seconds since 1970), the one that has waited longest first. The text says what is
 /// not known, and why: a missing right, an API server that does not answer, or more than 1,000 pods.
-pub async fn waiting(client: &kube::Client, now: u64) -> (Vec<Waiting>, Option<String>) {
+pub async fn waiting(client: &kube::Client, now: u64) -> (Vec<WaitingPod>, Option<String>) {
     let found = Mutex::new(Vec::new());
     let reading = read_cluster(client, MemoryUnit::default(), |arrival| {
-        if let Arrival::Pod(Some(wants)) = arrival {
+        if let ArrivedObject::Pod(Some(wants)) = arrival {
             found.lock().unwrap_or_else(PoisonError::into_inner).push(*wants);
         }
     });
@@ -64,7 +64,7 @@ async fn not_known(client: &kube::Client, error: &divvy_kube::Error) -> String {
 }
 
 /// Return what is missing among the answers.
-fn notice(reading: &Reading, pods: usize) -> Option<String> {
+fn notice(reading: &ClusterReading, pods: usize) -> Option<String> {
     let mut texts = Vec::new();
     if pods > MOST {
         texts.push(format!(
@@ -85,7 +85,7 @@ fn notice(reading: &Reading, pods: usize) -> Option<String> {
 }
 
 /// Explain the pods. Equal pods of one controller are explained once, and each of them gets the explanation.
-fn explained(reading: &Reading, asked: &[Wants], now: u64) -> Vec<Waiting> {
+fn explained(reading: &ClusterReading, asked: &[Wants], now: u64) -> Vec<WaitingPod> {
     let answers = divvy_why::answers(&reading.snapshot, asked, false);
     let by_pod: std::collections::HashMap<(&str, &str), &Answer> = answers
         .iter()
@@ -99,7 +99,7 @@ fn explained(reading: &Reading, asked: &[Wants], now: u64) -> Vec<Waiting> {
         .collect();
     let one = |wants: &Wants| {
         let answer = by_pod.get(&(wants.pod.namespace.as_str(), wants.pod.name.as_str()))?;
-        Some(Waiting {
+        Some(WaitingPod {
             namespace: wants.pod.namespace.clone(),
             name: wants.pod.name.clone(),
             seconds: wants

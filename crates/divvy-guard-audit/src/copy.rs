@@ -3,7 +3,7 @@
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-use crate::text::Text;
+use crate::text::CText;
 
 /// The longest path that a system call takes, with the 0 at its end (`PATH_MAX`).
 const LONGEST: usize = 4096;
@@ -19,7 +19,7 @@ impl Copy {
     }
 
     /// Remember a path. It is not possible if it is longer than paths can be.
-    pub(crate) fn set(&self, path: Text<'_>) -> bool {
+    pub(crate) fn set(&self, path: CText<'_>) -> bool {
         let bytes = path.bytes();
         if bytes.len() > LONGEST {
             return false;

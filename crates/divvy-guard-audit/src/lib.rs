@@ -48,7 +48,7 @@ mod text;
 use core::ffi::{c_char, c_uint};
 
 use search::search;
-use text::Text;
+use text::CText;
 
 /// The version of the interface since glibc 2.35.
 const VERSION: c_uint = 2;
@@ -69,6 +69,6 @@ pub extern "C" fn la_version(version: c_uint) -> c_uint {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn la_objsearch(name: *const c_char, _cookie: *mut usize, _how: c_uint) -> *const c_char {
     // SAFETY: the caller's promise; the loader does not change the name during the call.
-    let text = unsafe { Text::new(name) };
+    let text = unsafe { CText::new(name) };
     search(text).unwrap_or(name)
 }

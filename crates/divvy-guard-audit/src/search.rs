@@ -2,14 +2,14 @@
 
 use core::ffi::c_char;
 
-use divvy_shadow::sys::{self, File};
+use divvy_shadow::sys::{self, RawFile};
 use divvy_share::{GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML};
 
 use crate::copy::Copy;
-use crate::text::Text;
+use crate::text::CText;
 
 /// One of the driver's libraries.
-struct Library {
+struct DriverLibrary {
     /// Its name without a version.
     name: &'static [u8],
     /// What takes its place, as a C string.
@@ -40,14 +40,14 @@ macro_rules! c_bytes {
 /// One for each library. They are zeros at first, so the library's file does not contain them.
 static COPIES: [Copy; 2] = [Copy::none(), Copy::none()];
 
-static LIBRARIES: [Library; 2] = [
-    Library {
+static LIBRARIES: [DriverLibrary; 2] = [
+    DriverLibrary {
         name: b"libcuda.so",
         guard: c_bytes!(GUARD_CUDA),
         real: c_bytes!(REAL_CUDA),
         copy: &COPIES[0],
     },
-    Library {
+    DriverLibrary {
         name: b"libnvidia-ml.so",
         guard: c_bytes!(GUARD_NVML),
         real: c_bytes!(REAL_NVML),
@@ -56,7 +56,7 @@ static LIBRARIES: [Library; 2] = [
 ];
 
 /// Return the path that the loader uses in place of this one, if it is another one.
-pub(crate) fn search(path: Text<'_>) -> Option<*const c_char> {
+pub(crate) fn search(path: CText<'_>) -> Option<*const c_char> {
     for library in &LIBRARIES {
         if path.is(library.real) {
             return library.copy.get();
@@ -68,11 +68,11 @@ pub(crate) fn search(path: Text<'_>) -> Option<*const c_char> {
     None
 }
 
-impl Library {
-    fn in_place_of(&self, path: Text<'_>) -> Option<*const c_char> {
+impl DriverLibrary {
+    fn in_place_of(&self, path: CText<'_>) -> Option<*const c_char> {
         let start: *const c_char = self.guard.as_ptr().cast();
         // SAFETY: it is a constant, which ends with 0.
-        let guard = open(unsafe { Text::new(start) })?;
+        let guard = open(unsafe { CText::new(start) })?;
         // The loader continues its search if it cannot use a file.
         let file = open(path).filter(is_for_this_machine)?;
         if sys::identity(&file) == sys::identity(&guard) {
@@ -83,12 +83,12 @@ impl Library {
     }
 }
 
-fn open(path: Text<'_>) -> Option<File> {
+fn open(path: CText<'_>) -> Option<RawFile> {
     sys::open_linked(path.as_c_str()).ok()
 }
 
 /// The start of an ELF file: the four bytes that say so, 64 bits, least significant byte first, and, at a distance of 18 bytes, the machine.
-fn is_for_this_machine(file: &File) -> bool {
+fn is_for_this_machine(file: &RawFile) -> bool {
     const MACHINE: u8 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
     let mut bytes = [0_u8; 20];
     // SAFETY: any bytes are bytes.

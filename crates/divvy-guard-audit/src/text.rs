@@ -4,13 +4,13 @@ use core::ffi::{CStr, c_char};
 
 /// The bytes of a C string. The functions are loops: those of `core` call strlen(3) and memcmp(3).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Text<'a>(&'a CStr);
+pub(crate) struct CText<'a>(&'a CStr);
 
-impl<'a> Text<'a> {
+impl<'a> CText<'a> {
     /// # Safety
     ///
     /// The string ends with 0, and is not changed as long as the result lives.
-    pub(crate) unsafe fn new(start: *const c_char) -> Text<'a> {
+    pub(crate) unsafe fn new(start: *const c_char) -> CText<'a> {
         let mut length = 0_usize;
         // SAFETY: all bytes up to the 0 belong to the string, by the caller's promise.
         while unsafe { *start.wrapping_add(length) } != 0 {
@@ -19,7 +19,7 @@ impl<'a> Text<'a> {
         // SAFETY: the same, with the 0 included. It is the first one.
         let bytes = unsafe { core::slice::from_raw_parts(start.cast(), length.wrapping_add(1)) };
         // SAFETY: as above.
-        Text(unsafe { CStr::from_bytes_with_nul_unchecked(bytes) })
+        CText(unsafe { CStr::from_bytes_with_nul_unchecked(bytes) })
     }
 
     pub(crate) fn as_c_str(self) -> &'a CStr {
@@ -81,7 +81,7 @@ mod tests {
     fn has_name(text: &str) -> bool {
         let text = CString::new(text).expect("no 0");
         // SAFETY: it is a C string, which lives to the end of the function.
-        unsafe { Text::new(text.as_ptr()) }.has_name(b"libcuda.so")
+        unsafe { CText::new(text.as_ptr()) }.has_name(b"libcuda.so")
     }
 
     /// A version after the name is allowed.

@@ -15,7 +15,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nix::sched::{CloneFlags, unshare};
 use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
-type Device = *mut c_void;
+type ViewerDevice = *mut c_void;
 
 /// Call a function of a library by its name.
 macro_rules! call {
@@ -101,7 +101,7 @@ impl Viewer {
                     used: 9,
                 };
                 let device = self.device(words[1]);
-                let code = call!(self.nvml, b"nvmlDeviceGetMemoryInfo", device => Device, &mut memory => *mut nvmlMemory_t);
+                let code = call!(self.nvml, b"nvmlDeviceGetMemoryInfo", device => ViewerDevice, &mut memory => *mut nvmlMemory_t);
                 vec![code, memory.total as i64, memory.free as i64, memory.used as i64]
             }
             // With a version: total, free, used, reserved.
@@ -114,7 +114,8 @@ impl Viewer {
                     reserved: 10,
                 };
                 let device = self.device(words[1]);
-                let code = call!(self.nvml, b"nvmlDeviceGetMemoryInfo_v2", device => Device, &mut memory => *mut nvmlMemory_v2_t);
+                let code =
+                    call!(self.nvml, b"nvmlDeviceGetMemoryInfo_v2", device => ViewerDevice, &mut memory => *mut nvmlMemory_v2_t);
                 assert_eq!(memory.version, number(2) as c_uint);
                 let numbers = [memory.total, memory.free, memory.used, memory.reserved];
                 [vec![code], numbers.map(|number| number as i64).to_vec()].concat()
@@ -123,7 +124,7 @@ impl Viewer {
             "null" => {
                 let device = self.device(words[2]);
                 vec![
-                    call!(self.nvml, words[1].as_bytes(), device => Device, null_mut() => *mut c_void, null_mut() => *mut c_void),
+                    call!(self.nvml, words[1].as_bytes(), device => ViewerDevice, null_mut() => *mut c_void, null_mut() => *mut c_void),
                 ]
             }
             "list" => self.list(
@@ -154,17 +155,17 @@ impl Viewer {
     }
 
     /// The handle of a GPU by its index, of a MIG device of the third GPU (`mig0`), or none (`null`).
-    fn device(&self, name: &str) -> Device {
-        let mut device: Device = null_mut();
+    fn device(&self, name: &str) -> ViewerDevice {
+        let mut device: ViewerDevice = null_mut();
         let code = if name == "null" {
             0
         } else if let Some(index) = name.strip_prefix("mig") {
             let index: c_uint = index.parse().expect("an index");
             let parent = self.device("2");
-            call!(self.nvml, b"nvmlDeviceGetMigDeviceHandleByIndex", parent => Device, index => c_uint, &mut device => *mut Device)
+            call!(self.nvml, b"nvmlDeviceGetMigDeviceHandleByIndex", parent => ViewerDevice, index => c_uint, &mut device => *mut ViewerDevice)
         } else {
             let index: c_uint = name.parse().expect("an index");
-            call!(self.nvml, b"nvmlDeviceGetHandleByIndex_v2", index => c_uint, &mut device => *mut Device)
+            call!(self.nvml, b"nvmlDeviceGetHandleByIndex_v2", index => c_uint, &mut device => *mut ViewerDevice)
         };
         // Before nvmlInit, NVML returns no handle.
         assert!(code == 0 || code == 1, "{name}: {code}");
@@ -179,7 +180,8 @@ impl Viewer {
         let words = room as usize * size / 4;
         let mut list = vec![REST; words + 64];
         let pointer = if null { null_mut() } else { list.as_mut_ptr() };
-        let code = call!(self.nvml, function.as_bytes(), device => Device, &mut count => *mut c_uint, pointer => *mut c_uint);
+        let code =
+            call!(self.nvml, function.as_bytes(), device => ViewerDevice, &mut count => *mut c_uint, pointer => *mut c_uint);
         assert!(list[words..].iter().all(|word| *word == REST), "it wrote behind the array");
         let list = list[..words].iter().map(|word| i64::from(*word));
         [vec![code, i64::from(count)], list.collect()].concat()

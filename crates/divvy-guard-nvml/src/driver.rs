@@ -2,9 +2,9 @@
 
 use core::ffi::c_char;
 
-use divvy_shadow::{Function, c_name};
+use divvy_shadow::{RealFunction, c_name};
 
-use crate::nvml::{Code, Device, SUCCESS, Uint};
+use crate::nvml::{NvmlDevice, NvmlReturn, NvmlUint, SUCCESS};
 
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
 const UUID: usize = 96;
@@ -14,14 +14,14 @@ const VERSION: usize = 80;
 /// The UUID of a GPU. `None` for a part of a GPU (MIG), and if the driver does not tell it.
 ///
 /// It is asked in every call. A handle may mean another GPU after `nvmlShutdown`, so a copy here could be that of a wrong GPU.
-pub(crate) fn uuid(device: Device) -> Option<[u8; 16]> {
-    static FUNCTION: Function = Function::new();
+pub(crate) fn uuid(device: NvmlDevice) -> Option<[u8; 16]> {
+    static FUNCTION: RealFunction = RealFunction::new();
     let found = FUNCTION.get(c_name!(nvmlDeviceGetUUID))?;
     // SAFETY: the driver's function of this name has these arguments, by nvml.h.
-    let function: unsafe extern "C" fn(Device, *mut c_char, Uint) -> Code = unsafe { core::mem::transmute(found) };
+    let function: unsafe extern "C" fn(NvmlDevice, *mut c_char, NvmlUint) -> NvmlReturn = unsafe { core::mem::transmute(found) };
     let mut text = [0_u8; UUID];
     // SAFETY: the buffer has this length. The program gave the same device to the driver, which knows it.
-    let code = unsafe { function(device, text.as_mut_ptr().cast(), UUID as Uint) };
+    let code = unsafe { function(device, text.as_mut_ptr().cast(), UUID as NvmlUint) };
     if code == SUCCESS { parse(&text) } else { None }
 }
 
@@ -45,15 +45,15 @@ fn parse(text: &[u8]) -> Option<[u8; 16]> {
 /// Whether `…_v3` of the functions for processes has a larger structure than before and after: drivers from 535.43 to 535.86
 /// (<https://github.com/XuehaiPan/nvitop/pull/89>).
 pub(crate) fn has_large_processes() -> bool {
-    static FUNCTION: Function = Function::new();
+    static FUNCTION: RealFunction = RealFunction::new();
     let Some(found) = FUNCTION.get(c_name!(nvmlSystemGetDriverVersion)) else {
         return false;
     };
     // SAFETY: the driver's function of this name has these arguments, by nvml.h.
-    let function: unsafe extern "C" fn(*mut c_char, Uint) -> Code = unsafe { core::mem::transmute(found) };
+    let function: unsafe extern "C" fn(*mut c_char, NvmlUint) -> NvmlReturn = unsafe { core::mem::transmute(found) };
     let mut text = [0_u8; VERSION];
     // SAFETY: the buffer has this length.
-    let code = unsafe { function(text.as_mut_ptr().cast(), VERSION as Uint) };
+    let code = unsafe { function(text.as_mut_ptr().cast(), VERSION as NvmlUint) };
     code == SUCCESS && large(&text)
 }
 

@@ -2,7 +2,7 @@
 
 use core::ptr::null_mut;
 
-use crate::nvml::{Code, Device, FUNCTION_NOT_FOUND, Memory, Memory2, Process, Process2, Process3, Uint};
+use crate::nvml::{FUNCTION_NOT_FOUND, Memory2, NvmlDevice, NvmlMemory, NvmlProcess, NvmlReturn, NvmlUint, Process2, Process3};
 use crate::processes::Which::{Compute, Graphics, Mps};
 use crate::{driver, memory, processes};
 
@@ -11,11 +11,11 @@ use crate::{driver, memory, processes};
 macro_rules! replace {
     ($(fn $name:ident($($argument:ident: $type:ty),*): |$driver:ident| $rule:expr;)*) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $type),*) -> Code {
-            static FUNCTION: divvy_shadow::Function = divvy_shadow::Function::new();
+        unsafe extern "C" fn $name($($argument: $type),*) -> NvmlReturn {
+            static FUNCTION: divvy_shadow::RealFunction = divvy_shadow::RealFunction::new();
             let Some(found) = FUNCTION.get(divvy_shadow::c_name!($name)) else { return FUNCTION_NOT_FOUND };
             // SAFETY: the driver's function of this name has these arguments, by nvml.h.
-            let $driver: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
+            let $driver: unsafe extern "C" fn($($type),*) -> NvmlReturn = unsafe { core::mem::transmute(found) };
             $rule
         }
     )*};
@@ -51,17 +51,17 @@ macro_rules! list_3 {
 
 replace! {
     // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
-    fn nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory): |driver| unsafe { memory::first(device, memory, || driver(device, memory)) };
+    fn nvmlDeviceGetMemoryInfo(device: NvmlDevice, memory: *mut NvmlMemory): |driver| unsafe { memory::first(device, memory, || driver(device, memory)) };
     // SAFETY: the same.
-    fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut Memory2): |driver| unsafe { memory::second(device, memory, || driver(device, memory)) };
+    fn nvmlDeviceGetMemoryInfo_v2(device: NvmlDevice, memory: *mut Memory2): |driver| unsafe { memory::second(device, memory, || driver(device, memory)) };
 
-    fn nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut Uint, list: *mut Process): |driver| list!(Compute, device, count, list, driver);
-    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut Uint, list: *mut Process2): |driver| list!(Compute, device, count, list, driver);
-    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut Uint, list: *mut Process2): |driver| list_3!(Compute, device, count, list, driver);
-    fn nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut Uint, list: *mut Process): |driver| list!(Graphics, device, count, list, driver);
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut Uint, list: *mut Process2): |driver| list!(Graphics, device, count, list, driver);
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut Uint, list: *mut Process2): |driver| list_3!(Graphics, device, count, list, driver);
-    fn nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut Uint, list: *mut Process): |driver| list!(Mps, device, count, list, driver);
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut Uint, list: *mut Process2): |driver| list!(Mps, device, count, list, driver);
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut Uint, list: *mut Process2): |driver| list_3!(Mps, device, count, list, driver);
+    fn nvmlDeviceGetComputeRunningProcesses(device: NvmlDevice, count: *mut NvmlUint, list: *mut NvmlProcess): |driver| list!(Compute, device, count, list, driver);
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: NvmlDevice, count: *mut NvmlUint, list: *mut Process2): |driver| list!(Compute, device, count, list, driver);
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: NvmlDevice, count: *mut NvmlUint, list: *mut Process2): |driver| list_3!(Compute, device, count, list, driver);
+    fn nvmlDeviceGetGraphicsRunningProcesses(device: NvmlDevice, count: *mut NvmlUint, list: *mut NvmlProcess): |driver| list!(Graphics, device, count, list, driver);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: NvmlDevice, count: *mut NvmlUint, list: *mut Process2): |driver| list!(Graphics, device, count, list, driver);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: NvmlDevice, count: *mut NvmlUint, list: *mut Process2): |driver| list_3!(Graphics, device, count, list, driver);
+    fn nvmlDeviceGetMPSComputeRunningProcesses(device: NvmlDevice, count: *mut NvmlUint, list: *mut NvmlProcess): |driver| list!(Mps, device, count, list, driver);
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: NvmlDevice, count: *mut NvmlUint, list: *mut Process2): |driver| list!(Mps, device, count, list, driver);
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: NvmlDevice, count: *mut NvmlUint, list: *mut Process2): |driver| list_3!(Mps, device, count, list, driver);
 }

@@ -11,34 +11,34 @@
 //! What the driver says of `reserved` is not taken over, because the memory that it reserves counts against no pod. So `reserved` is 0, unless the GPU has
 //! less free than the share promises. With a share of the whole GPU, which includes the reserved memory, the numbers are the driver's.
 
-use divvy_share::usage::Usage;
+use divvy_share::usage::UsageFile;
 
-use crate::nvml::{Code, Device, MEMORY_2, Memory, Memory2, SUCCESS};
-use crate::share::Share;
+use crate::nvml::{MEMORY_2, Memory2, NvmlDevice, NvmlMemory, NvmlReturn, SUCCESS};
+use crate::share::OwnShare;
 
 /// What a pod sees of a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct View {
+struct MemoryView {
     total: u64,
     free: u64,
     used: u64,
 }
 
 /// Combine the driver's total and free memory with the share and with what the pod takes of it.
-fn view(total: u64, free: u64, share: u64, taken: u64) -> View {
+fn view(total: u64, free: u64, share: u64, taken: u64) -> MemoryView {
     let total = total.min(share);
     let used = total.min(taken);
-    View {
+    MemoryView {
         total,
         free: total.saturating_sub(used).min(free),
         used,
     }
 }
 
-fn of(device: Device, total: u64, free: u64) -> Option<View> {
-    let share = Share::of(device)?;
+fn of(device: NvmlDevice, total: u64, free: u64) -> Option<MemoryView> {
+    let share = OwnShare::of(device)?;
     // What cannot be read counts as nothing, as in `cuMemGetInfo`.
-    let charged = share.users(&mut Usage::default()).map_or(0, |users| users.charged());
+    let charged = share.users(&mut UsageFile::default()).map_or(0, |users| users.charged());
     let taken = charged.saturating_add(share.limits.overhead);
     Some(view(total, free, share.limits.bytes, taken))
 }
@@ -48,7 +48,7 @@ fn of(device: Device, total: u64, free: u64) -> Option<View> {
 /// # Safety
 ///
 /// The pointer is the one that `call` gives to the driver.
-pub(crate) unsafe fn first(device: Device, memory: *mut Memory, call: impl FnOnce() -> Code) -> Code {
+pub(crate) unsafe fn first(device: NvmlDevice, memory: *mut NvmlMemory, call: impl FnOnce() -> NvmlReturn) -> NvmlReturn {
     let code = call();
     if code != SUCCESS || memory.is_null() {
         return code;
@@ -56,7 +56,7 @@ pub(crate) unsafe fn first(device: Device, memory: *mut Memory, call: impl FnOnc
     // SAFETY: the driver succeeded, so it has written to the pointer. A program may have given an unaligned one.
     let theirs = unsafe { memory.read_unaligned() };
     if let Some(view) = of(device, theirs.total, theirs.free) {
-        let ours = Memory {
+        let ours = NvmlMemory {
             total: view.total,
             free: view.free,
             used: view.total.saturating_sub(view.free),
@@ -72,7 +72,7 @@ pub(crate) unsafe fn first(device: Device, memory: *mut Memory, call: impl FnOnc
 /// # Safety
 ///
 /// The pointer is the one that `call` gives to the driver.
-pub(crate) unsafe fn second(device: Device, memory: *mut Memory2, call: impl FnOnce() -> Code) -> Code {
+pub(crate) unsafe fn second(device: NvmlDevice, memory: *mut Memory2, call: impl FnOnce() -> NvmlReturn) -> NvmlReturn {
     let code = call();
     if code != SUCCESS || memory.is_null() {
         return code;

@@ -3,22 +3,22 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 /// `nvmlReturn_t`.
-pub(crate) type Code = c_int;
+pub(crate) type NvmlReturn = c_int;
 
-pub(crate) const SUCCESS: Code = 0;
-pub(crate) const INVALID_ARGUMENT: Code = 2;
-pub(crate) const INSUFFICIENT_SIZE: Code = 7;
-pub(crate) const FUNCTION_NOT_FOUND: Code = 13;
+pub(crate) const SUCCESS: NvmlReturn = 0;
+pub(crate) const INVALID_ARGUMENT: NvmlReturn = 2;
+pub(crate) const INSUFFICIENT_SIZE: NvmlReturn = 7;
+pub(crate) const FUNCTION_NOT_FOUND: NvmlReturn = 13;
 
 /// `nvmlDevice_t`.
-pub(crate) type Device = *mut c_void;
+pub(crate) type NvmlDevice = *mut c_void;
 /// `unsigned int`.
-pub(crate) type Uint = c_uint;
+pub(crate) type NvmlUint = c_uint;
 
 /// `nvmlMemory_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Memory {
+pub(crate) struct NvmlMemory {
     pub(crate) total: u64,
     pub(crate) free: u64,
     pub(crate) used: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Memory {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Memory2 {
-    pub(crate) version: Uint,
+    pub(crate) version: NvmlUint,
     pub(crate) total: u64,
     pub(crate) reserved: u64,
     pub(crate) free: u64,
@@ -36,13 +36,13 @@ pub(crate) struct Memory2 {
 }
 
 /// `nvmlMemory_v2`: the size of the structure, and its version.
-pub(crate) const MEMORY_2: Uint = 40 | 2 << 24;
+pub(crate) const MEMORY_2: NvmlUint = 40 | 2 << 24;
 
 /// `nvmlProcessInfo_v1_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Process {
-    pub(crate) pid: Uint,
+pub(crate) struct NvmlProcess {
+    pub(crate) pid: NvmlUint,
     pub(crate) used: u64,
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct Process {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Process2 {
-    pub(crate) process: Process,
-    pub(crate) gpu_instance: Uint,
-    pub(crate) compute_instance: Uint,
+    pub(crate) process: NvmlProcess,
+    pub(crate) gpu_instance: NvmlUint,
+    pub(crate) compute_instance: NvmlUint,
 }
 
 /// What `…_v3` of the functions has in drivers from 535.43 to 535.86.
@@ -64,11 +64,11 @@ pub(crate) struct Process3 {
 }
 
 /// A GPU or compute instance, if there is none.
-pub(crate) const NO_INSTANCE: Uint = Uint::MAX;
+pub(crate) const NO_INSTANCE: NvmlUint = NvmlUint::MAX;
 
 // As the C compiler lays them out.
-const _: () = assert!(size_of::<Memory>() == 24 && size_of::<Memory2>() == 40);
-const _: () = assert!(size_of::<Process>() == 16 && size_of::<Process2>() == 24 && size_of::<Process3>() == 32);
+const _: () = assert!(size_of::<NvmlMemory>() == 24 && size_of::<Memory2>() == 40);
+const _: () = assert!(size_of::<NvmlProcess>() == 16 && size_of::<Process2>() == 24 && size_of::<Process3>() == 32);
 
 #[cfg(test)]
 mod tests {
@@ -89,9 +89,9 @@ mod tests {
             )*};
         }
         same! {
-            Memory nvmlMemory_t { total => total, free => free, used => used }
+            NvmlMemory nvmlMemory_t { total => total, free => free, used => used }
             Memory2 nvmlMemory_v2_t { version => version, total => total, reserved => reserved, free => free, used => used }
-            Process nvmlProcessInfo_v1_t { pid => pid, used => usedGpuMemory }
+            NvmlProcess nvmlProcessInfo_v1_t { pid => pid, used => usedGpuMemory }
             Process2 nvmlProcessInfo_v2_t {
                 process pid => pid, process used => usedGpuMemory, gpu_instance => gpuInstanceId, compute_instance => computeInstanceId
             }
@@ -105,7 +105,7 @@ mod tests {
             header::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND,
         ];
         assert_eq!(
-            codes.map(|code| code as Code),
+            codes.map(|code| code as NvmlReturn),
             [SUCCESS, INVALID_ARGUMENT, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND]
         );
     }

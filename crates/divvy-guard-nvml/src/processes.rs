@@ -7,10 +7,12 @@
 //! A slot says that a process uses CUDA. So the processes are in the list of compute processes, also if they use the GPU through MPS, and the lists of
 //! graphics processes and of clients of MPS are empty: the driver's own lists have the ids and the memory of other pods' processes.
 
-use divvy_share::usage::{SLOTS, Usage};
+use divvy_share::usage::{SLOTS, UsageFile};
 
-use crate::nvml::{Code, Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, Process, Process2, Process3, SUCCESS, Uint};
-use crate::share::{Share, User};
+use crate::nvml::{
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, NvmlDevice, NvmlProcess, NvmlReturn, NvmlUint, Process2, Process3, SUCCESS,
+};
+use crate::share::{GpuUser, OwnShare};
 
 /// Which processes a function lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -21,12 +23,12 @@ pub(crate) enum Which {
 }
 
 /// One process as a function writes it.
-pub(crate) trait Layout: Copy {
-    fn of(user: &User) -> Self;
+pub(crate) trait ProcessLayout: Copy {
+    fn of(user: &GpuUser) -> Self;
 }
 
-impl Layout for Process {
-    fn of(user: &User) -> Self {
+impl ProcessLayout for NvmlProcess {
+    fn of(user: &GpuUser) -> Self {
         Self {
             pid: user.pid,
             used: user.bytes,
@@ -34,18 +36,18 @@ impl Layout for Process {
     }
 }
 
-impl Layout for Process2 {
-    fn of(user: &User) -> Self {
+impl ProcessLayout for Process2 {
+    fn of(user: &GpuUser) -> Self {
         Self {
-            process: Process::of(user),
+            process: NvmlProcess::of(user),
             gpu_instance: NO_INSTANCE,
             compute_instance: NO_INSTANCE,
         }
     }
 }
 
-impl Layout for Process3 {
-    fn of(user: &User) -> Self {
+impl ProcessLayout for Process3 {
+    fn of(user: &GpuUser) -> Self {
         Self {
             process: Process2::of(user),
             protected: 0,
@@ -58,16 +60,16 @@ impl Layout for Process3 {
 /// # Safety
 ///
 /// `count` is null or valid, and `infos` is null or has room for `*count` values, as the driver demands.
-pub(crate) unsafe fn list<T: Layout>(
+pub(crate) unsafe fn list<T: ProcessLayout>(
     which: Which,
-    device: Device,
-    count: *mut Uint,
+    device: NvmlDevice,
+    count: *mut NvmlUint,
     infos: *mut T,
-    call: impl FnOnce() -> Code,
-    ask: impl FnOnce(*mut Uint) -> Code,
-) -> Code {
-    let mut usage = Usage::default();
-    let Some(users) = (!count.is_null()).then(|| Share::of(device)?.users(&mut usage)).flatten() else {
+    call: impl FnOnce() -> NvmlReturn,
+    ask: impl FnOnce(*mut NvmlUint) -> NvmlReturn,
+) -> NvmlReturn {
+    let mut usage = UsageFile::default();
+    let Some(users) = (!count.is_null()).then(|| OwnShare::of(device)?.users(&mut usage)).flatten() else {
         return call();
     };
     // The driver's processes are other pods' as well, so they are not written to the program's array, not even for a moment.
@@ -76,14 +78,14 @@ pub(crate) unsafe fn list<T: Layout>(
         SUCCESS | INSUFFICIENT_SIZE => {}
         error => return error,
     }
-    let mut list = [User::default(); SLOTS];
+    let mut list = [GpuUser::default(); SLOTS];
     let shown = match which {
         Which::Compute => users.of_container(&mut list),
         Which::Graphics | Which::Mps => 0,
     };
     // SAFETY: not null, and valid by this function's contract. A program may have given an unaligned pointer.
     let room = unsafe { count.read_unaligned() };
-    let needed = shown as Uint;
+    let needed = shown as NvmlUint;
     // SAFETY: as above.
     unsafe { count.write_unaligned(needed) };
     if needed > room {

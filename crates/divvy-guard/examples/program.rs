@@ -185,10 +185,10 @@ fn run(cuda: &'static Library, real: &Library, name: &str, words: &[&str], numbe
         }
         "pool-open" => {
             let mut handle = named(words[1]);
-            call!(cuda, b"cuMemPoolImportPointer"(one => *mut u64, first => u64, &mut handle => *mut Named))
+            call!(cuda, b"cuMemPoolImportPointer"(one => *mut u64, first => u64, &mut handle => *mut ExportedHandle))
         }
-        "ipc-open" => call!(cuda, b"cuIpcOpenMemHandle_v2"(one => *mut u64, named(words[0]) => Named, 1 => c_uint)),
-        "ipc-open-v1" => call!(cuda, b"cuIpcOpenMemHandle"(one => *mut u64, named(words[0]) => Named, 1 => c_uint)),
+        "ipc-open" => call!(cuda, b"cuIpcOpenMemHandle_v2"(one => *mut u64, named(words[0]) => ExportedHandle, 1 => c_uint)),
+        "ipc-open-v1" => call!(cuda, b"cuIpcOpenMemHandle"(one => *mut u64, named(words[0]) => ExportedHandle, 1 => c_uint)),
         "ipc-close" => call!(cuda, b"cuIpcCloseMemHandle"(first => u64)),
         "limit" => call!(cuda, b"cuCtxSetLimit"(first as c_int => c_int, second => u64)),
         "reserve" => call!(cuda, b"cuMemAddressReserve"(one => *mut u64, first => u64, 0 => u64, 0 => u64, 0 => u64)),
@@ -339,12 +339,12 @@ fn run(cuda: &'static Library, real: &Library, name: &str, words: &[&str], numbe
             0
         }
         "storm" => {
-            storm(cuda, Calls { pool: false }, first, second, 40 << 20);
+            storm(cuda, StormCalls { pool: false }, first, second, 40 << 20);
             0
         }
         // Threads that allocate and free at random, and free all at their end. Allocations have up to this many bytes; 1: they are from a pool.
         "threads" => {
-            let calls = Calls { pool: number(2) == 1 };
+            let calls = StormCalls { pool: number(2) == 1 };
             std::thread::scope(|scope| {
                 for seed in 0..first {
                     scope.spawn(move || {
@@ -433,10 +433,10 @@ fn run(cuda: &'static Library, real: &Library, name: &str, words: &[&str], numbe
 /// `CUipcMemHandle`, `CUmemPoolPtrExportData`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Named([u8; 64]);
+struct ExportedHandle([u8; 64]);
 
-fn named(path: &str) -> Named {
-    Named(std::fs::read(path).expect("a file").try_into().expect("64 bytes"))
+fn named(path: &str) -> ExportedHandle {
+    ExportedHandle(std::fs::read(path).expect("a file").try_into().expect("64 bytes"))
 }
 
 /// A descriptor of another process.
@@ -499,11 +499,11 @@ fn fork(child: impl FnOnce()) -> u64 {
 
 /// How a storm allocates and frees.
 #[derive(Clone, Copy)]
-struct Calls {
+struct StormCalls {
     pool: bool,
 }
 
-impl Calls {
+impl StormCalls {
     fn allocate(self, cuda: &Library, pointer: &mut u64, bytes: u64) -> u64 {
         if self.pool {
             call!(cuda, b"cuMemAllocAsync"(pointer => *mut u64, bytes => u64, 0 => u64))
@@ -522,7 +522,7 @@ impl Calls {
 }
 
 /// Allocate and free at random. Returns what is left.
-fn storm(cuda: &Library, calls: Calls, seed: u64, steps: u64, largest: u64) -> Vec<u64> {
+fn storm(cuda: &Library, calls: StormCalls, seed: u64, steps: u64, largest: u64) -> Vec<u64> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut random = move || {
         state ^= state << 13;

@@ -1,13 +1,13 @@
 //! Arrays, which textures and surfaces read.
 
 use crate::charge;
-use crate::cuda::{Call, Code, Out, Uint};
+use crate::cuda::{CuResult, DriverCall, OutPointer, Uint};
 use crate::current;
-use crate::ledger::Kind;
+use crate::ledger::HandleKind;
 
 /// The size of an array as a program describes it. The driver pads it as it likes.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct ArrayShape {
     width: u64,
     height: u64,
     depth: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Deep<T> {
     flags: Uint,
 }
 
-impl<T: Into<u64>> From<Flat<T>> for Shape {
+impl<T: Into<u64>> From<Flat<T>> for ArrayShape {
     fn from(flat: Flat<T>) -> Self {
         Self {
             width: flat.width.into(),
@@ -51,7 +51,7 @@ impl<T: Into<u64>> From<Flat<T>> for Shape {
     }
 }
 
-impl<T: Into<u64>> From<Deep<T>> for Shape {
+impl<T: Into<u64>> From<Deep<T>> for ArrayShape {
     fn from(deep: Deep<T>) -> Self {
         Self {
             width: deep.width.into(),
@@ -69,7 +69,7 @@ const LAYERS: u32 = 0x01 | 0x04;
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory until physical memory is mapped to it.
 const NO_MEMORY: u32 = 0x40 | 0x80;
 
-impl Shape {
+impl ArrayShape {
     /// Bytes of one element (`CUarray_format`). A format that is not known counts as the largest.
     fn element(self) -> u64 {
         let channels = u64::from(self.channels);
@@ -108,14 +108,14 @@ impl Shape {
 
 /// `cuArrayCreate`, `cuArray3DCreate`, `cuMipmappedArrayCreate`. The driver says what is wrong with a missing shape.
 #[inline(never)]
-pub(crate) fn create(shape: Option<Shape>, levels: u32, call: &Call, array: Out) -> Code {
+pub(crate) fn create(shape: Option<ArrayShape>, levels: u32, call: &DriverCall, array: OutPointer) -> CuResult {
     match (shape.map_or(0, |shape| shape.bytes(levels)), current::context()) {
         (0, _) | (_, None) => call.run(),
-        (bytes, Some((device, context))) => charge::allocate(device, Kind::Array, context, bytes, call, array),
+        (bytes, Some((device, context))) => charge::allocate(device, HandleKind::Array, context, bytes, call, array),
     }
 }
 
 /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`.
-pub(crate) fn destroy(array: u64, call: &Call) -> Code {
-    charge::free(Kind::Array, array, call)
+pub(crate) fn destroy(array: u64, call: &DriverCall) -> CuResult {
+    charge::free(HandleKind::Array, array, call)
 }

@@ -1,10 +1,10 @@
 //! The steps of every allocation: reserve the memory, call the driver, and record the allocation.
 
-use crate::cuda::{Call, Code, Device, OUT_OF_MEMORY, Out, SUCCESS};
+use crate::cuda::{CuDevice, CuResult, DriverCall, OUT_OF_MEMORY, OutPointer, SUCCESS};
 use crate::driver;
-use crate::gpu::{Allowed, Gpu, PAGE, Refused, Share, pages};
-use crate::ledger::{Entry, Kind, NoRoom, Table};
-use crate::process::{Process, process};
+use crate::gpu::{Allowed, GuardedGpu, PAGE, ShareExceeded, ShareHold, pages};
+use crate::ledger::{HandleEntry, HandleKind, LedgerTable, NoRoom};
+use crate::process::{GuardedProcess, process};
 
 /// Linear memory of at least this size has its own pages. Smaller allocations share pages, and a page is charged as long as it contains one of them. The
 /// address says which page this is. It is not known in advance whether the driver will need another page, so there must be room for one.
@@ -15,23 +15,23 @@ const SHARED: u64 = 1;
 const PAGE_BITS: u32 = 57 - 21;
 
 /// A GPU that is held to a share.
-pub(crate) struct Held {
-    pub(crate) process: &'static Process,
-    pub(crate) gpu: &'static Gpu,
-    pub(crate) device: Device,
+pub(crate) struct HeldGpu {
+    pub(crate) process: &'static GuardedProcess,
+    pub(crate) gpu: &'static GuardedGpu,
+    pub(crate) device: CuDevice,
     pub(crate) allowed: Allowed,
 }
 
 /// Return how a GPU is held to a share. `Err(Some(code))`: the call fails with this code. `Err(None)`: the call is not limited.
-pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
+pub(crate) fn held(device: CuDevice) -> Result<HeldGpu, Option<CuResult>> {
     let process = process().ok_or(None)?;
     let is_there = || driver::gpus() > Some(device.cast_unsigned());
     // The driver refuses the ordinal of a GPU that is not there.
     let gpu = process.gpu(device).ok_or_else(|| is_there().then_some(OUT_OF_MEMORY))?;
     match gpu.share(|| driver::uuid(device)) {
-        Share::Free => Err(None),
-        Share::Nothing => Err(Some(OUT_OF_MEMORY)),
-        Share::Held(allowed) => Ok(Held {
+        ShareHold::Free => Err(None),
+        ShareHold::Nothing => Err(Some(OUT_OF_MEMORY)),
+        ShareHold::Held(allowed) => Ok(HeldGpu {
             process,
             gpu,
             device,
@@ -41,7 +41,7 @@ pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
 }
 
 /// Charge an allocation: call the driver with `call`, and record the result under `key`.
-pub(crate) fn allocate(device: Device, kind: Kind, of: u64, bytes: u64, call: &Call, key: Out) -> Code {
+pub(crate) fn allocate(device: CuDevice, kind: HandleKind, of: u64, bytes: u64, call: &DriverCall, key: OutPointer) -> CuResult {
     let held = match held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
@@ -50,35 +50,35 @@ pub(crate) fn allocate(device: Device, kind: Kind, of: u64, bytes: u64, call: &C
     held.allocate(kind, of, bytes, call, key)
 }
 
-impl Held {
-    pub(crate) fn allocate(&self, kind: Kind, of: u64, bytes: u64, call: &Call, key: Out) -> Code {
-        let is_small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
+impl HeldGpu {
+    pub(crate) fn allocate(&self, kind: HandleKind, of: u64, bytes: u64, call: &DriverCall, key: OutPointer) -> CuResult {
+        let is_small = kind == HandleKind::Linear && (1..LARGE).contains(&bytes);
         let size = if is_small { SHARED } else { pages(bytes) };
         if self.reserve(size).is_err() {
             return OUT_OF_MEMORY;
         }
         let code = call.run();
         let key = if code == SUCCESS { key.get() } else { 0 };
-        self.end(code, Entry::new(kind, key, self.device.unsigned_abs(), size, of));
+        self.end(code, HandleEntry::new(kind, key, self.device.unsigned_abs(), size, of));
         code
     }
 
     // This and the next one are not part of the function above, of which there is one for each function of the driver.
     #[inline(never)]
-    fn reserve(&self, size: u64) -> Result<(), Refused> {
-        self.process.ledger.room().map_err(|NoRoom| Refused)?;
+    fn reserve(&self, size: u64) -> Result<(), ShareExceeded> {
+        self.process.ledger.room().map_err(|NoRoom| ShareExceeded)?;
         self.gpu.reserve(charge_of(size), &self.allowed)
     }
 
     /// Record what the driver has allocated, or that it has not.
     #[inline(never)]
-    fn end(&self, code: Code, entry: Entry) {
+    fn end(&self, code: CuResult, entry: HandleEntry) {
         let charge = charge_of(entry.size);
         if code != SUCCESS {
             return self.gpu.cancel(charge);
         }
         if entry.size != SHARED {
-            if entry.is(Kind::Context) {
+            if entry.is(HandleKind::Context) {
                 self.gpu.context_made(charge);
             } else {
                 self.gpu.commit(charge);
@@ -107,14 +107,14 @@ fn charge_of(size: u64) -> u64 {
 }
 
 /// The page of memory that shares it with others. Right after memory of one GPU is free, the driver may give its address to memory of another GPU.
-fn page_of(entry: &Entry) -> u64 {
+fn page_of(entry: &HandleEntry) -> u64 {
     (entry.key / PAGE) | u64::from(entry.gpu) << PAGE_BITS
 }
 
 /// Record a handle that was charged.
-pub(crate) fn note(process: &Process, entry: Entry) {
+pub(crate) fn note(process: &GuardedProcess, entry: HandleEntry) {
     // Room was made before. Without it, the memory stays charged until the process ends, which charges too much and never too little.
-    let ledger = if entry.is(Kind::Pool) {
+    let ledger = if entry.is(HandleKind::Pool) {
         &process.reserves
     } else {
         &process.ledger
@@ -125,32 +125,32 @@ pub(crate) fn note(process: &Process, entry: Entry) {
 }
 
 /// Return the charge of a handle that the driver does not have any more.
-pub(crate) fn give_back(process: &Process, entry: &Entry) {
+pub(crate) fn give_back(process: &GuardedProcess, entry: &HandleEntry) {
     let charge = match entry.size {
-        _ if entry.is(Kind::Mapping) => 0,
-        SHARED if process.ledger.leave(Kind::Slab, page_of(entry)) => PAGE,
+        _ if entry.is(HandleKind::Mapping) => 0,
+        SHARED if process.ledger.leave(HandleKind::Slab, page_of(entry)) => PAGE,
         SHARED => 0,
         charge => charge,
     };
     match gpu_of(process, entry) {
-        Some(gpu) if entry.is(Kind::Context) => gpu.context_ended(),
+        Some(gpu) if entry.is(HandleKind::Context) => gpu.context_ended(),
         Some(gpu) => gpu.free(charge),
         None => {}
     }
 }
 
-pub(crate) fn gpu_of<'a>(process: &'a Process, entry: &Entry) -> Option<&'a Gpu> {
-    process.gpu(Device::try_from(entry.gpu).ok()?)
+pub(crate) fn gpu_of<'a>(process: &'a GuardedProcess, entry: &HandleEntry) -> Option<&'a GuardedGpu> {
+    process.gpu(CuDevice::try_from(entry.gpu).ok()?)
 }
 
 /// Free something: call the driver with `call`, and return the charge that was recorded under `key`. An allocation without a record was not charged.
 #[inline(never)]
-pub(crate) fn free(kind: Kind, key: u64, call: &Call) -> Code {
+pub(crate) fn free(kind: HandleKind, key: u64, call: &DriverCall) -> CuResult {
     free_by(kind, key, || call.run())
 }
 
 /// The same for a call by the guard.
-pub(crate) fn free_by(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn free_by(kind: HandleKind, key: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let Some(process) = process() else { return call() };
     // Removed before the driver is called, because another thread can get the same handle right afterwards. It counts in its page until the driver has freed
     // it: until then, the driver has the page.
@@ -164,7 +164,7 @@ pub(crate) fn free_by(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code
 
 /// Return the charge of what the driver has freed, or record it again if the driver has not.
 #[inline(never)]
-fn freed(process: &Process, entry: Entry, code: Code) {
+fn freed(process: &GuardedProcess, entry: HandleEntry, code: CuResult) {
     if code == SUCCESS {
         give_back(process, &entry);
     } else {
@@ -174,8 +174,12 @@ fn freed(process: &Process, entry: Entry, code: Code) {
 
 /// Return the charges of the memory for which `has_ended` returns true, because it ended with its context.
 #[inline(never)]
-pub(crate) fn sweep(process: &Process, has_ended: &dyn Fn(&Entry, &Table<'_>) -> bool) {
-    let is_memory = |entry: &Entry| [Kind::Linear, Kind::Array, Kind::Limit].iter().any(|kind| entry.is(*kind));
+pub(crate) fn sweep(process: &GuardedProcess, has_ended: &dyn Fn(&HandleEntry, &LedgerTable<'_>) -> bool) {
+    let is_memory = |entry: &HandleEntry| {
+        [HandleKind::Linear, HandleKind::Array, HandleKind::Limit]
+            .iter()
+            .any(|kind| entry.is(*kind))
+    };
     let mut place = 0;
     while let Some((next, entry)) = process
         .ledger

@@ -3,12 +3,12 @@
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
-use crate::charge::{self, Held};
-use crate::cuda::{Call, Code, Device, OUT_OF_MEMORY, Out, SUCCESS};
+use crate::charge::{self, HeldGpu};
+use crate::cuda::{CuDevice, CuResult, DriverCall, OUT_OF_MEMORY, OutPointer, SUCCESS};
 use crate::current;
 use crate::driver;
-use crate::gpu::{Gpu, pages};
-use crate::ledger::{Entry, Kind};
+use crate::gpu::{GuardedGpu, pages};
+use crate::ledger::{HandleEntry, HandleKind};
 use crate::pools;
 use crate::process::process;
 use crate::sys;
@@ -22,17 +22,17 @@ const CHARGED: u32 = 2;
 
 /// `cuCtxCreate`.
 #[inline(never)]
-pub(crate) fn create(device: Device, call: &Call, context: Out) -> Code {
+pub(crate) fn create(device: CuDevice, call: &DriverCall, context: OutPointer) -> CuResult {
     match charge::held(device) {
-        Ok(held) => held.allocate(Kind::Context, 0, held.gpu.context(), call, context),
+        Ok(held) => held.allocate(HandleKind::Context, 0, held.gpu.context(), call, context),
         Err(Some(code)) => code,
         Err(None) => call.run(),
     }
 }
 
 /// `cuCtxDestroy`: memory of a context dies with it.
-pub(crate) fn destroy(context: u64, call: &Call) -> Code {
-    let code = charge::free(Kind::Context, context, call);
+pub(crate) fn destroy(context: u64, call: &DriverCall) -> CuResult {
+    let code = charge::free(HandleKind::Context, context, call);
     if code == SUCCESS {
         destroyed(context);
     }
@@ -49,7 +49,7 @@ fn destroyed(context: u64) {
 
 /// `cuDevicePrimaryCtxRetain`: the first one makes the context.
 #[inline(never)]
-pub(crate) fn retain(device: Device, call: &Call) -> Code {
+pub(crate) fn retain(device: CuDevice, call: &DriverCall) -> CuResult {
     let held = match charge::held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
@@ -69,21 +69,24 @@ pub(crate) fn retain(device: Device, call: &Call) -> Code {
 }
 
 /// `cuGreenCtxCreate`: a green context is a part of the primary context, which it retains.
-pub(crate) fn create_green(device: Device, call: &Call, context: Out) -> Code {
+pub(crate) fn create_green(device: CuDevice, call: &DriverCall, context: OutPointer) -> CuResult {
     let code = retain(device, call);
     if code == SUCCESS
         && let Some(process) = process()
     {
-        charge::note(process, Entry::new(Kind::Green, context.get(), device.unsigned_abs(), 0, 0));
+        charge::note(
+            process,
+            HandleEntry::new(HandleKind::Green, context.get(), device.unsigned_abs(), 0, 0),
+        );
     }
     code
 }
 
 /// `cuGreenCtxDestroy`.
-pub(crate) fn destroy_green(context: u64, call: &Call) -> Code {
-    let green = process().and_then(|process| process.ledger.get(Kind::Green, context));
-    let code = charge::free(Kind::Green, context, call);
-    match green.map(|green| Device::try_from(green.gpu)) {
+pub(crate) fn destroy_green(context: u64, call: &DriverCall) -> CuResult {
+    let green = process().and_then(|process| process.ledger.get(HandleKind::Green, context));
+    let code = charge::free(HandleKind::Green, context, call);
+    match green.map(|green| CuDevice::try_from(green.gpu)) {
         Some(Ok(device)) if code == SUCCESS => released(device),
         _ => {}
     }
@@ -92,7 +95,7 @@ pub(crate) fn destroy_green(context: u64, call: &Call) -> Code {
 
 /// `cuCtxSetLimit`: charge what the context takes in addition to CUDA's usual limits. With those it is made, so they are in what a context is charged with.
 #[inline(never)]
-pub(crate) fn limit(which: c_int, value: u64, call: &Call) -> Code {
+pub(crate) fn limit(which: c_int, value: u64, call: &DriverCall) -> CuResult {
     let Some((device, context)) = current::context() else {
         return call.run();
     };
@@ -115,11 +118,11 @@ pub(crate) fn limit(which: c_int, value: u64, call: &Call) -> Code {
     // Contexts are pointers, so no two of them differ in the lowest bits only.
     let key = context | u64::from(which.unsigned_abs());
     let ledger = &held.process.ledger;
-    let new = Entry::new(Kind::Limit, key, device.unsigned_abs(), 0, context);
+    let new = HandleEntry::new(HandleKind::Limit, key, device.unsigned_abs(), 0, context);
     if ledger.insert_new(new).is_err() {
         return OUT_OF_MEMORY;
     }
-    let before = ledger.get(Kind::Limit, key).map_or(0, |entry| entry.size);
+    let before = ledger.get(HandleKind::Limit, key).map_or(0, |entry| entry.size);
     let growth = charge(value).saturating_sub(before);
     if held.gpu.reserve(growth, &held.allowed).is_err() {
         return OUT_OF_MEMORY;
@@ -129,7 +132,7 @@ pub(crate) fn limit(which: c_int, value: u64, call: &Call) -> Code {
     let locked = held.process.settling.lock();
     let now = driver::limit(which).map_or(before, charge);
     let mut before = now;
-    ledger.change(Kind::Limit, key, &mut |entry| {
+    ledger.change(HandleKind::Limit, key, &mut |entry| {
         before = core::mem::replace(&mut entry.size, now);
         false
     });
@@ -141,7 +144,7 @@ pub(crate) fn limit(which: c_int, value: u64, call: &Call) -> Code {
 
 /// Reserve the memory of the primary context, which this thread has to make. `false`: it was refused.
 #[inline(never)]
-fn coming(held: &Held, charge: u64) -> bool {
+fn coming(held: &HeldGpu, charge: u64) -> bool {
     let fits = held.gpu.reserve(charge, &held.allowed).is_ok();
     if !fits {
         held.gpu.primary.store(ABSENT, Ordering::Release);
@@ -151,7 +154,7 @@ fn coming(held: &Held, charge: u64) -> bool {
 
 /// The driver has made the primary context, or not.
 #[inline(never)]
-fn came(gpu: &Gpu, charge: u64, code: Code) {
+fn came(gpu: &GuardedGpu, charge: u64, code: CuResult) {
     if code == SUCCESS {
         gpu.context_made(charge);
         gpu.primary.store(CHARGED, Ordering::Release);
@@ -164,7 +167,7 @@ fn came(gpu: &Gpu, charge: u64, code: Code) {
 /// Whether this thread has to make the primary context. While another one does, this one waits, because only then it is known whether the context fits.
 ///
 /// It does not wait longer than [`WAITS`]: a tool that the driver calls back can ask for the context in the middle of its making.
-fn first(gpu: &Gpu) -> bool {
+fn first(gpu: &GuardedGpu) -> bool {
     for _ in 0..WAITS {
         match gpu
             .primary
@@ -182,7 +185,7 @@ fn first(gpu: &Gpu) -> bool {
 const WAITS: u32 = 10_000;
 
 /// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset`. A reset ends the context although it is retained.
-pub(crate) fn release(device: Device, code: Code) -> Code {
+pub(crate) fn release(device: CuDevice, code: CuResult) -> CuResult {
     if code == SUCCESS {
         released(device);
     }
@@ -194,7 +197,7 @@ pub(crate) fn release(device: Device, code: Code) -> Code {
 /// Between the driver's answer and the change of the charge, another thread can make the context again. It is then not charged until it ends; the agent
 /// sees the difference in the driver's numbers.
 #[inline(never)]
-fn released(device: Device) {
+fn released(device: CuDevice) {
     let Some(process) = process() else { return };
     let Some(gpu) = process.gpu(device) else { return };
     if driver::primary_exists(device) != Some(false) {
@@ -210,7 +213,7 @@ fn released(device: Device) {
     // The memory of green contexts, which have handles of their own, belongs to the primary context, too.
     let device = device.unsigned_abs();
     charge::sweep(process, &|entry, table| {
-        entry.gpu == device && !table.has(Kind::Context, entry.of)
+        entry.gpu == device && !table.has(HandleKind::Context, entry.of)
     });
     pools::settle_all(process);
 }

@@ -3,12 +3,12 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 /// `CUresult`.
-pub(crate) type Code = c_int;
+pub(crate) type CuResult = c_int;
 
-pub(crate) const SUCCESS: Code = 0;
-pub(crate) const OUT_OF_MEMORY: Code = 2;
-pub(crate) const NOT_FOUND: Code = 500;
-pub(crate) const NOT_SUPPORTED: Code = 801;
+pub(crate) const SUCCESS: CuResult = 0;
+pub(crate) const OUT_OF_MEMORY: CuResult = 2;
+pub(crate) const NOT_FOUND: CuResult = 500;
+pub(crate) const NOT_SUPPORTED: CuResult = 801;
 
 /// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
 pub(crate) const MANAGED: c_int = 2;
@@ -23,7 +23,7 @@ pub(crate) const HOST_NUMA_CURRENT: c_int = 4;
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Location {
+pub(crate) struct MemLocation {
     pub(crate) kind: c_int,
     pub(crate) id: c_int,
 }
@@ -34,11 +34,11 @@ pub(crate) struct Location {
 pub(crate) struct AllocationProp {
     pub(crate) kind: c_int,
     handle_types: c_int,
-    pub(crate) location: Location,
+    pub(crate) location: MemLocation,
 }
 
 impl AllocationProp {
-    pub(crate) fn new(kind: c_int, location: Location) -> Self {
+    pub(crate) fn new(kind: c_int, location: MemLocation) -> Self {
         Self {
             kind,
             location,
@@ -48,12 +48,12 @@ impl AllocationProp {
 }
 
 /// The driver's function with the program's arguments. One for all functions, so that each rule is in the library once, and not once for each function.
-pub(crate) struct Call {
+pub(crate) struct DriverCall {
     function: *mut c_void,
     arguments: [u64; Self::MOST],
 }
 
-impl Call {
+impl DriverCall {
     /// No function with a rule has more arguments, so on 64-bit machines all of them are in registers.
     const MOST: usize = 6;
 
@@ -71,52 +71,53 @@ impl Call {
 
     /// Call it.
     #[inline(never)]
-    pub(crate) fn run(&self) -> Code {
+    pub(crate) fn run(&self) -> CuResult {
         let [a, b, c, d, e, f] = self.arguments;
         // SAFETY: the caller of `new` promised that the function takes at most six arguments, all integers or pointers. On x86-64 and AArch64, the first six such
         // arguments are passed in registers, and a function ignores the registers that it has no argument for.
-        let function: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> Code = unsafe { core::mem::transmute(self.function) };
+        let function: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> CuResult =
+            unsafe { core::mem::transmute(self.function) };
         // SAFETY: as above.
         unsafe { function(a, b, c, d, e, f) }
     }
 }
 
-/// An argument of one of the driver's functions, as [`Call`] has it.
-pub(crate) trait Argument {
+/// An argument of one of the driver's functions, as [`DriverCall`] has it.
+pub(crate) trait CallArgument {
     fn bits(self) -> u64;
 }
 
-impl<T> Argument for *mut T {
+impl<T> CallArgument for *mut T {
     fn bits(self) -> u64 {
         self.expose_provenance() as u64
     }
 }
 
-impl<T> Argument for *const T {
+impl<T> CallArgument for *const T {
     fn bits(self) -> u64 {
         self.expose_provenance() as u64
     }
 }
 
-impl Argument for u64 {
+impl CallArgument for u64 {
     fn bits(self) -> u64 {
         self
     }
 }
 
-impl Argument for usize {
+impl CallArgument for usize {
     fn bits(self) -> u64 {
         self as u64
     }
 }
 
-impl Argument for u32 {
+impl CallArgument for u32 {
     fn bits(self) -> u64 {
         self.into()
     }
 }
 
-impl Argument for i32 {
+impl CallArgument for i32 {
     fn bits(self) -> u64 {
         self.cast_unsigned().into()
     }
@@ -124,15 +125,15 @@ impl Argument for i32 {
 
 /// Where the driver writes a number for the program: a handle, or an address.
 #[derive(Clone, Copy)]
-pub(crate) struct Out {
+pub(crate) struct OutPointer {
     pointer: *const c_void,
     is_wide: bool,
 }
 
-impl Out {
+impl OutPointer {
     /// # Safety
     ///
-    /// `T` has 32 or 64 bits, all values of which are valid. [`Out::get`] is called only after the driver has succeeded with this pointer.
+    /// `T` has 32 or 64 bits, all values of which are valid. [`OutPointer::get`] is called only after the driver has succeeded with this pointer.
     pub(crate) unsafe fn new<T>(pointer: *const T) -> Self {
         Self {
             pointer: pointer.cast(),
@@ -159,13 +160,13 @@ impl Out {
 pub(crate) struct Uuid(pub(crate) [u8; 16]);
 
 /// `CUdevice`.
-pub(crate) type Device = c_int;
+pub(crate) type CuDevice = c_int;
 /// `CUcontext`, `CUgreenCtx`.
-pub(crate) type Context = *mut c_void;
+pub(crate) type CuContext = *mut c_void;
 /// `CUdeviceptr`.
 pub(crate) type Pointer = u64;
 /// `CUmemGenericAllocationHandle`.
-pub(crate) type Handle = u64;
+pub(crate) type AllocationHandle = u64;
 /// `unsigned int`.
 pub(crate) type Uint = c_uint;
 
@@ -189,7 +190,7 @@ pub(crate) const ALLOCATION_NODE: c_int = 10;
 
 /// `CUgraphNodeParams`, up to what the guard reads. The driver demands all of it, so the part of another type of node can be read as well.
 #[repr(C)]
-pub(crate) struct Node {
+pub(crate) struct GraphNodePrefix {
     pub(crate) kind: c_int,
     reserved: [c_int; 3],
     pub(crate) allocation: AllocationNode,
@@ -206,7 +207,7 @@ pub(crate) struct ExternalMemory {
 /// `CUDA_LAUNCH_PARAMS`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct Parameters {
+pub(crate) struct LaunchParameters {
     function: u64,
     grid: [c_uint; 3],
     block: [c_uint; 3],
@@ -217,5 +218,6 @@ pub(crate) struct Parameters {
 
 // As the C compiler lays them out.
 const _: () = assert!(size_of::<AllocationProp>() == 16 && core::mem::offset_of!(AllocationNode, bytes) == 104);
-const _: () = assert!(core::mem::offset_of!(Node, allocation) == 16 && core::mem::offset_of!(ExternalMemory, bytes) == 24);
-const _: () = assert!(size_of::<Parameters>() == 56 && core::mem::offset_of!(Parameters, stream) == 40);
+const _: () =
+    assert!(core::mem::offset_of!(GraphNodePrefix, allocation) == 16 && core::mem::offset_of!(ExternalMemory, bytes) == 24);
+const _: () = assert!(size_of::<LaunchParameters>() == 56 && core::mem::offset_of!(LaunchParameters, stream) == 40);

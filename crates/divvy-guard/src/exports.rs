@@ -7,8 +7,8 @@ use core::sync::atomic::Ordering;
 use crate::arrays::{Deep, Flat};
 use crate::contexts;
 use crate::cuda::{
-    AllocationNode, AllocationProp, Call, Code, Context, Device, ExternalMemory, Handle, IpcHandle, Location, NOT_FOUND, Node,
-    Out, Parameters, Pointer, SUCCESS, Uint,
+    AllocationHandle, AllocationNode, AllocationProp, CuContext, CuDevice, CuResult, DriverCall, ExternalMemory, GraphNodePrefix,
+    IpcHandle, LaunchParameters, MemLocation, NOT_FOUND, OutPointer, Pointer, SUCCESS, Uint,
 };
 use crate::hook::{LONGEST, find};
 use crate::{arrays, driver, external, launches, linear, mappings, pools, view};
@@ -16,7 +16,7 @@ use crate::{arrays, driver, external, launches, linear, mappings, pools, view};
 macro_rules! out {
     ($pointer:ident) => {
         // SAFETY: the driver gets the same pointer, and the rules read from it only after the driver succeeded.
-        unsafe { Out::new($pointer) }
+        unsafe { OutPointer::new($pointer) }
     };
 }
 
@@ -43,33 +43,33 @@ hooks! {
     fn cuMemFree_v2(pointer: Pointer) 3020: |call| linear::free(pointer, call);
 
     // Contexts.
-    fn cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) 7000: |call|
+    fn cuDevicePrimaryCtxRetain(context: *mut CuContext, device: CuDevice) 7000: |call|
         contexts::retain(device, call);
-    fn cuCtxCreate(context: *mut Context, flags: Uint, device: Device) 2000: |call|
+    fn cuCtxCreate(context: *mut CuContext, flags: Uint, device: CuDevice) 2000: |call|
         contexts::create(device, call, out!(context));
-    fn cuCtxCreate_v2(context: *mut Context, flags: Uint, device: Device) 3020: |call|
+    fn cuCtxCreate_v2(context: *mut CuContext, flags: Uint, device: CuDevice) 3020: |call|
         contexts::create(device, call, out!(context));
-    fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: Uint, device: Device) 11040: |call|
+    fn cuCtxCreate_v3(context: *mut CuContext, affinity: *mut c_void, count: c_int, flags: Uint, device: CuDevice) 11040: |call|
         contexts::create(device, call, out!(context));
-    fn cuCtxCreate_v4(context: *mut Context, parameters: *mut c_void, flags: Uint, device: Device) 12050: |call|
+    fn cuCtxCreate_v4(context: *mut CuContext, parameters: *mut c_void, flags: Uint, device: CuDevice) 12050: |call|
         contexts::create(device, call, out!(context));
-    fn cuCtxDestroy(context: Context) 2000: |call| contexts::destroy(context.addr() as u64, call);
-    fn cuCtxDestroy_v2(context: Context) 4000: |call| contexts::destroy(context.addr() as u64, call);
+    fn cuCtxDestroy(context: CuContext) 2000: |call| contexts::destroy(context.addr() as u64, call);
+    fn cuCtxDestroy_v2(context: CuContext) 4000: |call| contexts::destroy(context.addr() as u64, call);
 
     fn cuCtxSetLimit(which: c_int, value: usize) 3010: |call| contexts::limit(which, value as u64, call);
-    fn cuGreenCtxCreate(context: *mut Context, resources: *mut c_void, device: Device, flags: Uint) 12040: |call|
+    fn cuGreenCtxCreate(context: *mut CuContext, resources: *mut c_void, device: CuDevice, flags: Uint) 12040: |call|
         contexts::create_green(device, call, out!(context));
-    fn cuGreenCtxDestroy(context: Context) 12040: |call| contexts::destroy_green(context.addr() as u64, call);
+    fn cuGreenCtxDestroy(context: CuContext) 12040: |call| contexts::destroy_green(context.addr() as u64, call);
 
     // Physical memory and its mappings.
-    fn cuMemCreate(handle: *mut Handle, bytes: usize, prop: *const AllocationProp, flags: u64) 10020: |call|
+    fn cuMemCreate(handle: *mut AllocationHandle, bytes: usize, prop: *const AllocationProp, flags: u64) 10020: |call|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         { let made = out!(handle); unsafe { mappings::create(bytes as u64, prop, call, made) } };
-    fn cuMemRelease(handle: Handle) 10020: |call| mappings::release(handle, call);
-    fn cuMemMap(pointer: Pointer, size: usize, offset: usize, handle: Handle, flags: u64) 10020: |call|
+    fn cuMemRelease(handle: AllocationHandle) 10020: |call| mappings::release(handle, call);
+    fn cuMemMap(pointer: Pointer, size: usize, offset: usize, handle: AllocationHandle, flags: u64) 10020: |call|
         mappings::map(pointer, size as u64, handle, call);
     fn cuMemUnmap(pointer: Pointer, size: usize) 10020: |call| mappings::unmap(pointer, size as u64, call);
-    fn cuMemExportToShareableHandle(exported: *mut c_void, handle: Handle, kind: c_int, flags: u64) 10020: |call|
+    fn cuMemExportToShareableHandle(exported: *mut c_void, handle: AllocationHandle, kind: c_int, flags: u64) 10020: |call|
         mappings::export(handle, call);
 
     // Pools. The functions with the suffix are those for programs whose default stream is the thread's own.
@@ -110,13 +110,13 @@ hooks! {
     fn cuGraphAddMemAllocNode(node: *mut u64, graph: u64, from: *const u64, count: usize, parameters: *mut AllocationNode) 11040: |call|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { pools::add_node(parameters, call) };
-    fn cuGraphAddNode(node: *mut u64, graph: u64, from: *const u64, count: usize, parameters: *mut Node) 12020: |call|
+    fn cuGraphAddNode(node: *mut u64, graph: u64, from: *const u64, count: usize, parameters: *mut GraphNodePrefix) 12020: |call|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { pools::add_any_node(parameters, call) };
-    fn cuGraphAddNode_v2(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut Node) 12030: |call|
+    fn cuGraphAddNode_v2(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut GraphNodePrefix) 12030: |call|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { pools::add_any_node(parameters, call) };
-    fn cuGraphAddNode_v3(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut Node) 13040: |call|
+    fn cuGraphAddNode_v3(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut GraphNodePrefix) 13040: |call|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { pools::add_any_node(parameters, call) };
     fn cuGraphLaunch(graph: u64, stream: u64) 10000: |call| launch_graph(call);
@@ -142,40 +142,40 @@ hooks! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) 3020: |code|
         // SAFETY: the driver gets the same pointers.
         unsafe { view::memory(free, total, code) };
-    fn cuDeviceTotalMem(bytes: *mut Uint, device: Device) 2000: |code|
+    fn cuDeviceTotalMem(bytes: *mut Uint, device: CuDevice) 2000: |code|
         // SAFETY: the driver gets the same pointer.
         unsafe { view::total(bytes, device, code) };
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) 3020: |code|
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) 3020: |code|
         // SAFETY: the driver gets the same pointer.
         unsafe { view::total(bytes, device, code) };
 
     // Contexts, memory, and pools.
-    fn cuDevicePrimaryCtxRelease(device: Device) 7000: |code| contexts::release(device, code);
-    fn cuDevicePrimaryCtxRelease_v2(device: Device) 11000: |code| contexts::release(device, code);
-    fn cuDevicePrimaryCtxReset(device: Device) 7000: |code| contexts::release(device, code);
-    fn cuDevicePrimaryCtxReset_v2(device: Device) 11000: |code| contexts::release(device, code);
-    fn cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) 11000: |code|
+    fn cuDevicePrimaryCtxRelease(device: CuDevice) 7000: |code| contexts::release(device, code);
+    fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) 11000: |code| contexts::release(device, code);
+    fn cuDevicePrimaryCtxReset(device: CuDevice) 7000: |code| contexts::release(device, code);
+    fn cuDevicePrimaryCtxReset_v2(device: CuDevice) 11000: |code| contexts::release(device, code);
+    fn cuMemRetainAllocationHandle(handle: *mut AllocationHandle, address: *mut c_void) 11000: |code|
         mappings::retain(code, out!(handle));
-    fn cuMemImportFromShareableHandle(handle: *mut Handle, exported: *mut c_void, kind: c_int) 10020: |code|
+    fn cuMemImportFromShareableHandle(handle: *mut AllocationHandle, exported: *mut c_void, kind: c_int) 10020: |code|
         mappings::import(code, out!(handle));
-    fn cuMemGetDefaultMemPool(pool: *mut u64, location: *const Location, kind: c_int) 13000: |code|
+    fn cuMemGetDefaultMemPool(pool: *mut u64, location: *const MemLocation, kind: c_int) 13000: |code|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         { let known = out!(pool); unsafe { pools::get(location, kind, code, known) } };
-    fn cuMemGetMemPool(pool: *mut u64, location: *const Location, kind: c_int) 13000: |code|
+    fn cuMemGetMemPool(pool: *mut u64, location: *const MemLocation, kind: c_int) 13000: |code|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         { let known = out!(pool); unsafe { pools::get(location, kind, code, known) } };
     fn cuMemPoolTrimTo(pool: u64, keep: usize) 11020: |code| pools::change(pool, code);
     fn cuMemPoolSetAttribute(pool: u64, attribute: c_int, value: *mut c_void) 11020: |code|
         pools::change(pool, code);
     fn cuCtxSynchronize() 2000: |code| pools::synchronize(code);
-    fn cuCtxSynchronize_v2(context: Context) 13000: |code| pools::synchronize(code);
+    fn cuCtxSynchronize_v2(context: CuContext) 13000: |code| pools::synchronize(code);
     fn cuStreamSynchronize(stream: u64) 2000: |code| pools::synchronize(code);
     fn cuStreamSynchronize_ptsz(stream: u64) 7000: |code| pools::synchronize(code);
     fn cuEventSynchronize(event: u64) 2000: |code| pools::synchronize(code);
     fn cuGraphUpload(graph: u64, stream: u64) 11010: |code| pools::synchronize(code);
     fn cuGraphUpload_ptsz(graph: u64, stream: u64) 11010: |code| pools::synchronize(code);
     fn cuGraphExecDestroy(graph: u64) 10000: |code| pools::synchronize(code);
-    fn cuDeviceGraphMemTrim(device: Device) 11040: |code| pools::synchronize(code);
+    fn cuDeviceGraphMemTrim(device: CuDevice) 11040: |code| pools::synchronize(code);
 
     // Memory of other processes.
     fn cuIpcOpenMemHandle(pointer: *mut Pointer, handle: IpcHandle, flags: Uint) 4010: |code|
@@ -205,7 +205,7 @@ hooks! {
     fn cuLaunchCooperativeKernel_ptsz(function: u64, gx: Uint, gy: Uint, gz: Uint, bx: Uint, by: Uint, bz: Uint, shared: Uint,
         stream: u64, parameters: *mut c_void) 9000: launches::on_current;
     // SAFETY: the driver gets the same arguments.
-    fn cuLaunchCooperativeKernelMultiDevice(launches: *mut Parameters, count: Uint, flags: Uint) 9000: || unsafe { launches::on_each(launches, count) };
+    fn cuLaunchCooperativeKernelMultiDevice(launches: *mut LaunchParameters, count: Uint, flags: Uint) 9000: || unsafe { launches::on_each(launches, count) };
     // The functions before CUDA 4.
     fn cuLaunch(function: u64) 2000: launches::on_current;
     fn cuLaunchGrid(function: u64, width: c_int, height: c_int) 2000: launches::on_current;
@@ -213,13 +213,13 @@ hooks! {
 }
 
 /// A launch of a graph may take memory, and it takes compute time.
-fn launch_graph(call: &Call) -> Code {
+fn launch_graph(call: &DriverCall) -> CuResult {
     launches::graph();
     pools::synchronize(call.run())
 }
 
 /// Give the program the guard's function, if the driver gave it exactly one that the guard replaces.
-fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
+fn instead(name: *const c_char, address: *mut *mut c_void, code: CuResult) -> CuResult {
     if code != SUCCESS || address.is_null() || name.is_null() {
         return code;
     }
@@ -253,9 +253,9 @@ fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
 ///
 /// # Safety
 /// The arguments are as the driver wants them. The status may also be null.
-unsafe fn ask(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int) -> Code {
-    type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> Code;
-    type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> Code;
+unsafe fn ask(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int) -> CuResult {
+    type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> CuResult;
+    type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CuResult;
     /// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`.
     const MISSING: c_int = 1;
     if let Some(found) = real(At::cuGetProcAddress_v2) {

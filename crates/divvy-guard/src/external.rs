@@ -10,35 +10,37 @@
 use core::sync::atomic::Ordering;
 
 use crate::charge::{self, gpu_of, held};
-use crate::cuda::{Call, Code, ExternalMemory, OUT_OF_MEMORY, Out, SUCCESS};
+use crate::cuda::{CuResult, DriverCall, ExternalMemory, OUT_OF_MEMORY, OutPointer, SUCCESS};
 use crate::current;
 use crate::driver;
 use crate::gpu::pages;
-use crate::ledger::{Entry, Kind};
-use crate::process::{Process, process};
+use crate::ledger::{HandleEntry, HandleKind};
+use crate::process::{GuardedProcess, process};
 
 /// `cuImportExternalMemory`.
 ///
 /// # Safety
 ///
 /// `description` is null or valid, as the driver demands it.
-pub(crate) unsafe fn import(description: *const ExternalMemory, call: &Call, memory: Out) -> Code {
+pub(crate) unsafe fn import(description: *const ExternalMemory, call: &DriverCall, memory: OutPointer) -> CuResult {
     // SAFETY: the caller's promise.
     match (unsafe { description.as_ref() }, current::context()) {
-        (Some(description), Some((device, _))) => charge::allocate(device, Kind::External, 0, description.bytes, call, memory),
+        (Some(description), Some((device, _))) => {
+            charge::allocate(device, HandleKind::External, 0, description.bytes, call, memory)
+        }
         // The driver says what is wrong.
         _ => call.run(),
     }
 }
 
 /// `cuDestroyExternalMemory`.
-pub(crate) fn destroy(memory: u64, call: &Call) -> Code {
-    charge::free(Kind::External, memory, call)
+pub(crate) fn destroy(memory: u64, call: &DriverCall) -> CuResult {
+    charge::free(HandleKind::External, memory, call)
 }
 
 /// `cuIpcOpenMemHandle`, `cuMemPoolImportPointer`. `close` undoes it if the process has no slot in which it could be charged.
 #[inline(never)]
-pub(crate) fn open(code: Code, pointer: Out, close: fn(u64) -> Code) -> Code {
+pub(crate) fn open(code: CuResult, pointer: OutPointer, close: fn(u64) -> CuResult) -> CuResult {
     if code != SUCCESS || opened(pointer.get()) {
         return code;
     }
@@ -63,10 +65,13 @@ fn opened(pointer: u64) -> bool {
     }
     held.process.opened.store(1, Ordering::Release);
     // Memory that is opened once more has the same address.
-    let is_new = held
-        .process
-        .ledger
-        .enter(Entry::new(Kind::Opened, pointer, held.device.unsigned_abs(), size, 1));
+    let is_new = held.process.ledger.enter(HandleEntry::new(
+        HandleKind::Opened,
+        pointer,
+        held.device.unsigned_abs(),
+        size,
+        1,
+    ));
     if matches!(is_new, Ok(true)) {
         held.gpu.adjust(0, size);
     }
@@ -75,11 +80,11 @@ fn opened(pointer: u64) -> bool {
 
 /// `cuIpcCloseMemHandle`, and the functions that free what a pool has: they close memory of another process, too.
 #[inline(never)]
-pub(crate) fn close(pointer: u64, call: &Call) -> Code {
+pub(crate) fn close(pointer: u64, call: &DriverCall) -> CuResult {
     match opened_at(pointer) {
         Some((process, mut entry)) => {
             // Removed before the driver is called, because another thread can get the same address right afterwards.
-            let was_last = process.ledger.leave(Kind::Opened, pointer);
+            let was_last = process.ledger.leave(HandleKind::Opened, pointer);
             let code = call.run();
             entry.of = 1;
             // Without room for a record, it stays charged until the process ends.
@@ -96,9 +101,9 @@ pub(crate) fn close(pointer: u64, call: &Call) -> Code {
 
 /// The memory of another process that was opened at an address.
 #[inline(never)]
-pub(crate) fn opened_at(pointer: u64) -> Option<(&'static Process, Entry)> {
+pub(crate) fn opened_at(pointer: u64) -> Option<(&'static GuardedProcess, HandleEntry)> {
     let process = process()?;
     let is_any = process.opened.load(Ordering::Acquire) != 0;
-    let entry = is_any.then(|| process.ledger.get(Kind::Opened, pointer));
+    let entry = is_any.then(|| process.ledger.get(HandleKind::Opened, pointer));
     entry.flatten().map(|entry| (process, entry))
 }

@@ -4,14 +4,14 @@ use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use divvy_share::claim::{Locks as _, claim, owner};
 use divvy_share::compute::{self, Turn};
-use divvy_share::limits::{self, Limits, Mark, Unreadable};
-use divvy_share::reserve::{self, Table, Word as _};
-use divvy_share::usage::{self, Usage};
+use divvy_share::limits::{self, LimitsMark, ShareLimits, UnreadableLimits};
+use divvy_share::reserve::{self, SlotTable, Word as _};
+use divvy_share::usage::{self, UsageFile};
 use linux_raw_sys::errno::{EAGAIN, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
 
 use crate::cuda::Uuid;
-use crate::path::{Path, ROOT};
-use crate::sys::{self, Errno, File, FileLocks, Mutex};
+use crate::path::{FixedPath, ROOT};
+use crate::sys::{self, Errno, FileLocks, Mutex, RawFile};
 
 /// Of a GPU: its limits were not read yet. Of the process: it has no slot yet.
 const UNKNOWN: u32 = 0;
@@ -27,14 +27,14 @@ pub(crate) const PAGE: u64 = 2 << 20;
 
 /// Zeros are a GPU about which nothing is known.
 #[repr(C)]
-pub(crate) struct Gpu {
+pub(crate) struct GuardedGpu {
     /// Held while files are opened and while a reservation is decided.
     lock: Mutex,
     state: AtomicU32,
     seat: AtomicU32,
     slot: AtomicU32,
-    limits: AtomicPtr<Words>,
-    usage: AtomicPtr<Usage>,
+    limits: AtomicPtr<LimitWords>,
+    usage: AtomicPtr<UsageFile>,
     uuid: [AtomicU64; 2],
     /// The limits that were read last, and the mark of the file then.
     mark: [AtomicU64; limits::MARK.len()],
@@ -86,31 +86,31 @@ pub(crate) struct Allowed {
 }
 
 /// Whether a GPU is held to a share.
-pub(crate) enum Share {
+pub(crate) enum ShareHold {
     Free,
     Nothing,
     Held(Allowed),
 }
 
 /// The request exceeds the share, or the process has no slot in which it could be counted.
-pub(crate) struct Refused;
+pub(crate) struct ShareExceeded;
 
 /// Return the memory that the driver uses for an allocation with its own pages.
 pub(crate) fn pages(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
-impl Gpu {
+impl GuardedGpu {
     /// The share of the pod. `uuid` asks the driver which GPU this is, once.
-    pub(crate) fn share(&self, uuid: impl FnOnce() -> Option<Uuid>) -> Share {
+    pub(crate) fn share(&self, uuid: impl FnOnce() -> Option<Uuid>) -> ShareHold {
         match self.state.load(Ordering::Acquire) {
-            FREE => Share::Free,
-            NOTHING => Share::Nothing,
+            FREE => ShareHold::Free,
+            NOTHING => ShareHold::Nothing,
             HELD => self.held(),
             _ => {
                 // Asked without the lock, because the driver may call back.
                 // A driver that cannot answer also refuses the call, and says why.
-                let Some(uuid) = uuid() else { return Share::Free };
+                let Some(uuid) = uuid() else { return ShareHold::Free };
                 let locked = self.lock.lock();
                 if self.state.load(Ordering::Acquire) == UNKNOWN {
                     self.open(uuid);
@@ -118,10 +118,10 @@ impl Gpu {
                 let state = self.state.load(Ordering::Acquire);
                 drop(locked);
                 match state {
-                    FREE => Share::Free,
+                    FREE => ShareHold::Free,
                     HELD => self.held(),
                     // Also when the files could not be opened this time.
-                    _ => Share::Nothing,
+                    _ => ShareHold::Nothing,
                 }
             }
         }
@@ -132,8 +132,8 @@ impl Gpu {
         for (word, value) in self.uuid.iter().zip([low, high]) {
             word.store(value, Ordering::Relaxed);
         }
-        let state = match sys::open(Path::of(uuid.0, b"/limits").as_c_str(), false, limits::SIZE) {
-            Ok(file) => match sys::map::<Words>(&file, false) {
+        let state = match sys::open(FixedPath::of(uuid.0, b"/limits").as_c_str(), false, limits::SIZE) {
+            Ok(file) => match sys::map::<LimitWords>(&file, false) {
                 Ok(words) => {
                     self.limits.store(core::ptr::from_ref(words).cast_mut(), Ordering::Relaxed);
                     match read(words) {
@@ -142,13 +142,13 @@ impl Gpu {
                             HELD
                         }
                         // An upgrade must not end a program. The agent reports a process without a slot.
-                        Err(Unreadable::Newer(_) | Unreadable::Foreign | Unreadable::Torn) => FREE,
+                        Err(UnreadableLimits::Newer(_) | UnreadableLimits::Foreign | UnreadableLimits::Torn) => FREE,
                     }
                 }
                 Err(_) => UNKNOWN,
             },
             // The pod has shares, but none of this GPU.
-            Err(ENOENT) if sys::exists(Path::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
+            Err(ENOENT) if sys::exists(FixedPath::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
             // EAGAIN: a program in the pod has a lease on the file, which this attempt breaks.
             Err(EMFILE | ENFILE | ENOMEM | EINTR | EAGAIN) => UNKNOWN,
             Err(_) => FREE,
@@ -157,7 +157,7 @@ impl Gpu {
     }
 
     /// Remember the limits. The lock must be held, so that a thread that read them earlier does not overwrite them.
-    fn note(&self, limits: &Limits, mark: Option<Mark>) {
+    fn note(&self, limits: &ShareLimits, mark: Option<LimitsMark>) {
         self.bytes.store(limits.bytes, Ordering::Relaxed);
         self.allowed.store(limits.allowed(), Ordering::Relaxed);
         self.context.store(limits.contexts(1), Ordering::Relaxed);
@@ -170,24 +170,24 @@ impl Gpu {
     }
 
     /// Whether the file of limits is still as it was when the limits were read last.
-    fn is_noted(&self, words: &Words) -> bool {
+    fn is_noted(&self, words: &LimitWords) -> bool {
         limits::MARK.iter().zip(&self.mark).all(|(at, noted)| {
             let noted = noted.load(Ordering::Acquire);
             words.get(*at).is_some_and(|word| word.load(Ordering::Relaxed) == noted)
         })
     }
 
-    fn held(&self) -> Share {
+    fn held(&self) -> ShareHold {
         if let Some(words) = self.limits().filter(|words| !self.is_noted(words)) {
             let _locked = self.lock.lock();
             match read(words) {
                 Ok(((_, limits), mark)) => self.note(&limits, mark),
-                Err(Unreadable::Newer(_)) => return Share::Free,
+                Err(UnreadableLimits::Newer(_)) => return ShareHold::Free,
                 // The agent is writing, or was killed while writing: the values that were read last apply.
-                Err(Unreadable::Foreign | Unreadable::Torn) => {}
+                Err(UnreadableLimits::Foreign | UnreadableLimits::Torn) => {}
             }
         }
-        Share::Held(Allowed {
+        ShareHold::Held(Allowed {
             bytes: self.bytes.load(Ordering::Relaxed),
             charges: self.allowed.load(Ordering::Relaxed),
             refuse_managed: self.refuse_managed.load(Ordering::Relaxed) != 0,
@@ -195,7 +195,7 @@ impl Gpu {
     }
 
     /// The file of limits, if it was opened.
-    fn limits(&self) -> Option<&'static Words> {
+    fn limits(&self) -> Option<&'static LimitWords> {
         // SAFETY: the pointer was stored before `state` became `HELD`, by `sys::map`, and the mapping is never removed.
         unsafe { self.limits.load(Ordering::Acquire).as_ref() }
     }
@@ -224,7 +224,7 @@ impl Gpu {
 
     #[cold]
     fn queue(&self, uuid: impl FnOnce() -> Option<Uuid>) {
-        let is_held = self.state.load(Ordering::Acquire) == HELD || matches!(self.share(uuid), Share::Held(_));
+        let is_held = self.state.load(Ordering::Acquire) == HELD || matches!(self.share(uuid), ShareHold::Held(_));
         let Some(words) = self.limits().filter(|_| is_held) else {
             return self.credit.set(UNLIMITED);
         };
@@ -265,7 +265,7 @@ impl Gpu {
     }
 
     /// The slot of this process, which is taken if it has none.
-    fn seat(&self) -> Option<(&'static Usage, usize)> {
+    fn seat(&self) -> Option<(&'static UsageFile, usize)> {
         self.seated().or_else(|| {
             let _locked = self.lock.lock();
             self.sit();
@@ -283,26 +283,26 @@ impl Gpu {
         self.context.load(Ordering::Relaxed)
     }
 
-    /// Reserve memory, in whole pages, or count that it was refused. After success, the driver may be called, and [`Gpu::commit`] or [`Gpu::cancel`] must
+    /// Reserve memory, in whole pages, or count that it was refused. After success, the driver may be called, and [`GuardedGpu::commit`] or [`GuardedGpu::cancel`] must
     /// follow.
-    pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Result<(), Refused> {
+    pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Result<(), ShareExceeded> {
         self.request(charge, allowed, true)
     }
 
     /// Reserve memory for a request that is made once more if it is refused.
-    pub(crate) fn try_reserve(&self, charge: u64, allowed: &Allowed) -> Result<(), Refused> {
+    pub(crate) fn try_reserve(&self, charge: u64, allowed: &Allowed) -> Result<(), ShareExceeded> {
         self.request(charge, allowed, false)
     }
 
-    fn request(&self, charge: u64, allowed: &Allowed, counts: bool) -> Result<(), Refused> {
+    fn request(&self, charge: u64, allowed: &Allowed, counts: bool) -> Result<(), ShareExceeded> {
         let _locked = self.lock.lock();
         self.sit();
-        let (usage, slot) = self.seated().ok_or(Refused)?;
-        if charge > 0 && reserve::reserve(&mut Slots::new(self, usage, slot), slot, charge, allowed.charges).is_err() {
+        let (usage, slot) = self.seated().ok_or(ShareExceeded)?;
+        if charge > 0 && reserve::reserve(&mut ProcessSlots::new(self, usage, slot), slot, charge, allowed.charges).is_err() {
             if counts {
                 usage.deny(slot, charge);
             }
-            return Err(Refused);
+            return Err(ShareExceeded);
         }
         Ok(())
     }
@@ -310,7 +310,7 @@ impl Gpu {
     /// The driver has allocated the reserved memory.
     pub(crate) fn commit(&self, charge: u64) {
         let Some((usage, slot)) = self.seated() else { return };
-        reserve::commit(&Slots::new(self, usage, slot), slot, charge);
+        reserve::commit(&ProcessSlots::new(self, usage, slot), slot, charge);
         self.peak(usage, slot);
     }
 
@@ -335,14 +335,14 @@ impl Gpu {
     /// The driver has not allocated the reserved memory.
     pub(crate) fn cancel(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
-            reserve::cancel(&Slots::new(self, usage, slot), slot, charge);
+            reserve::cancel(&ProcessSlots::new(self, usage, slot), slot, charge);
         }
     }
 
     /// Memory was freed.
     pub(crate) fn free(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
-            reserve::free(&Slots::new(self, usage, slot), slot, charge);
+            reserve::free(&ProcessSlots::new(self, usage, slot), slot, charge);
         }
     }
 
@@ -351,13 +351,13 @@ impl Gpu {
         let Some((usage, slot)) = self.seated().filter(|_| before != now) else {
             return;
         };
-        let table = Slots::new(self, usage, slot);
+        let table = ProcessSlots::new(self, usage, slot);
         table.used(slot).add(now.saturating_sub(before));
         table.used(slot).sub(before.saturating_sub(now));
         self.peak(usage, slot);
     }
 
-    fn peak(&self, usage: &Usage, slot: usize) {
+    fn peak(&self, usage: &UsageFile, slot: usize) {
         if let Some(slot) = usage.slots.get(slot) {
             let contexts = slot.contexts.load(Ordering::Relaxed).saturating_mul(self.context());
             let used = slot.used.load(Ordering::Relaxed).saturating_add(contexts);
@@ -370,10 +370,10 @@ impl Gpu {
     /// What the processes of the pod are charged with together.
     pub(crate) fn charged(&self) -> u64 {
         self.seated()
-            .map_or(0, |(usage, slot)| reserve::charged(&mut Slots::new(self, usage, slot)))
+            .map_or(0, |(usage, slot)| reserve::charged(&mut ProcessSlots::new(self, usage, slot)))
     }
 
-    fn seated(&self) -> Option<(&'static Usage, usize)> {
+    fn seated(&self) -> Option<(&'static UsageFile, usize)> {
         if self.seat.load(Ordering::Acquire) != HELD {
             return None;
         }
@@ -391,7 +391,9 @@ impl Gpu {
             return;
         }
         let Ok(file) = self.usage_file() else { return };
-        let Ok(usage) = sys::map::<Usage>(&file, true) else { return };
+        let Ok(usage) = sys::map::<UsageFile>(&file, true) else {
+            return;
+        };
         if usage.check().is_err() {
             // As below.
             return sys::unmap(usage);
@@ -413,18 +415,18 @@ impl Gpu {
         drop(file);
     }
 
-    fn usage_file(&self) -> Result<File, Errno> {
+    fn usage_file(&self) -> Result<RawFile, Errno> {
         let [low, high] = &self.uuid;
         let uuid = uuid_of([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
-        sys::open(Path::of(uuid.0, b"/usage").as_c_str(), true, usage::SIZE)
+        sys::open(FixedPath::of(uuid.0, b"/usage").as_c_str(), true, usage::SIZE)
     }
 }
 
 /// Whether launches on a GPU of the pod may have to wait. The driver knows the GPUs only after `cuInit`, and programs ask for functions before it.
 pub(crate) fn any_holds_launches() -> bool {
     let root = ROOT.get();
-    sys::any_in(Path::from(&[&root]).as_c_str(), |name| {
-        let path = Path::from(&[&root, b"/", name, b"/limits"]);
+    sys::any_in(FixedPath::from(&[&root]).as_c_str(), |name| {
+        let path = FixedPath::from(&[&root, b"/", name, b"/limits"]);
         let file = match sys::open(path.as_c_str(), false, limits::SIZE) {
             Ok(file) => file,
             // A program in the pod has a lease on the file, which this attempt breaks. Whether there is a limit is looked at again before launches.
@@ -434,29 +436,29 @@ pub(crate) fn any_holds_launches() -> bool {
         // The agent may be writing: of two readings one is complete.
         (0..2).any(|_| {
             // SAFETY: any bytes are numbers.
-            let limits = unsafe { sys::read(&file, &mut words) }.map(|()| Limits::parse(&words));
+            let limits = unsafe { sys::read(&file, &mut words) }.map(|()| ShareLimits::parse(&words));
             matches!(limits, Ok(Ok((_, limits))) if limits.holds_launches())
         })
     })
 }
 
 /// The file of limits.
-type Words = [AtomicU64; limits::WORDS];
+type LimitWords = [AtomicU64; limits::WORDS];
 
 /// The number of launches after which the guard checks again whether the GPU has a limit now.
 const UNLIMITED: i64 = 1000;
 
-/// The generation and the limits, and the mark of the file ([`Limits::parse_marked`]).
+/// The generation and the limits, and the mark of the file ([`ShareLimits::parse_marked`]).
 #[inline(always)]
-fn read(words: &Words) -> Result<((u64, Limits), Option<Mark>), Unreadable> {
-    let mut result = Err(Unreadable::Torn);
+fn read(words: &LimitWords) -> Result<((u64, ShareLimits), Option<LimitsMark>), UnreadableLimits> {
+    let mut result = Err(UnreadableLimits::Torn);
     for _ in 0..4 {
         let mut copy = [0; limits::WORDS];
         for (to, from) in copy.iter_mut().zip(words) {
             *to = from.load(Ordering::Relaxed);
         }
-        result = Limits::parse_marked(&copy);
-        if result != Err(Unreadable::Torn) {
+        result = ShareLimits::parse_marked(&copy);
+        if result != Err(UnreadableLimits::Torn) {
             break;
         }
     }
@@ -465,7 +467,7 @@ fn read(words: &Words) -> Result<((u64, Limits), Option<Mark>), Unreadable> {
 
 /// Decide about a launch ([`compute::turn`]). Return the generation of the limits, too.
 #[inline(always)]
-fn turn(words: &Words, seat: Option<(&Usage, usize)>, now: u64, since: u64) -> (u64, Turn) {
+fn turn(words: &LimitWords, seat: Option<(&UsageFile, usize)>, now: u64, since: u64) -> (u64, Turn) {
     // Limits that cannot be read do not stop a program.
     let Ok(((generation, limits), _)) = read(words) else {
         return (0, Turn::Free);
@@ -484,20 +486,20 @@ fn uuid_of([low, high]: [u64; 2]) -> Uuid {
 }
 
 /// The slots of the pod's processes, for one reservation.
-struct Slots<'a> {
-    gpu: &'a Gpu,
-    usage: &'static Usage,
+struct ProcessSlots<'a> {
+    gpu: &'a GuardedGpu,
+    usage: &'static UsageFile,
     own: usize,
     /// Opened when it matters which slots have an owner.
-    file: Option<Result<File, Errno>>,
+    file: Option<Result<RawFile, Errno>>,
     pauses: u32,
 }
 
 /// Naps of 100 microseconds: a reservation waits 50 ms for others.
 const PAUSES: u32 = 500;
 
-impl<'a> Slots<'a> {
-    fn new(gpu: &'a Gpu, usage: &'static Usage, own: usize) -> Self {
+impl<'a> ProcessSlots<'a> {
+    fn new(gpu: &'a GuardedGpu, usage: &'static UsageFile, own: usize) -> Self {
         Self {
             gpu,
             usage,
@@ -510,7 +512,7 @@ impl<'a> Slots<'a> {
 
 static ZERO: AtomicU64 = AtomicU64::new(0);
 
-impl Table for Slots<'_> {
+impl SlotTable for ProcessSlots<'_> {
     type Word = AtomicU64;
 
     fn slots(&self) -> usize {

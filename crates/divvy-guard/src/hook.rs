@@ -4,13 +4,13 @@ use core::ffi::{CStr, c_void};
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::cuda::{Code, SUCCESS};
-use crate::driver::Function;
+use crate::cuda::{CuResult, SUCCESS};
+use crate::driver::RealFunction;
 
 /// One replaced function.
-pub(crate) struct Hook {
+pub(crate) struct HookedFunction {
     /// The driver's function of the same name.
-    pub(crate) driver: Function,
+    pub(crate) driver: RealFunction,
     /// The hash of the name by which programs ask for it.
     base: u32,
     /// The version of CUDA that brought this form (cudaTypedefs.h).
@@ -73,12 +73,12 @@ const LEGACY: u64 = 1;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`: the functions with the suffix `_ptsz`.
 const PER_THREAD: u64 = 2;
 
-impl Hook {
+impl HookedFunction {
     /// The function with this place in the text of all names.
     pub(crate) const fn new(names: &str, place: usize, version: u16, ours: *mut c_void) -> Self {
         let (start, name) = name(names.as_bytes(), place);
         Self {
-            driver: Function::new(),
+            driver: RealFunction::new(),
             base: hash(base(name)),
             version,
             name: start as u16,
@@ -88,7 +88,7 @@ impl Hook {
     }
 
     /// Return where `cuGetProcAddress` says that this function is. A driver without the function answers with an earlier form of it, so it is not asked.
-    fn address(&self, names: &'static str, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code) -> *mut c_void {
+    fn address(&self, names: &'static str, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> CuResult) -> *mut c_void {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
             return known;
@@ -127,31 +127,31 @@ impl Hook {
 /// The place in a table of what replaces the driver's function at an address, which the driver has given for a name. Which form of a function a name means
 /// depends on the version and the flags, and only the driver knows it. So the name only says which forms are compared: a program asks for hundreds of functions.
 pub(crate) fn find(
-    hooks: &[Hook],
+    hooks: &[HookedFunction],
     names: &'static str,
-    bases: &Set,
+    bases: &HashFilter,
     name: &[u8],
     address: *mut c_void,
-    ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code,
+    ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> CuResult,
 ) -> Option<usize> {
     let wanted = hash(base(name));
     if !has(bases, wanted) {
         return None;
     }
-    let place = |is: &dyn Fn(&Hook) -> bool| hooks.iter().position(|hook| hook.base == wanted && is(hook));
+    let place = |is: &dyn Fn(&HookedFunction) -> bool| hooks.iter().position(|hook| hook.base == wanted && is(hook));
     // Look for an exported function first, because this answer is certain.
     place(&|hook| hook.real(names) == Some(address)).or_else(|| place(&|hook| hook.address(names, &ask) == address))
 }
 
 /// A set of hashes by their lowest bits, which has all that were put in, and few others.
-type Set = [u64; 4];
+type HashFilter = [u64; 4];
 
-const fn has(set: &Set, hash: u32) -> bool {
+const fn has(set: &HashFilter, hash: u32) -> bool {
     set[(hash >> 6 & 3) as usize] >> (hash & 63) & 1 != 0
 }
 
 /// The set of the names by which programs ask for these functions.
-pub(crate) const fn bases(mut names: &[&[u8]]) -> Set {
+pub(crate) const fn bases(mut names: &[&[u8]]) -> HashFilter {
     let mut set = [0; 4];
     while let [first, rest @ ..] = names {
         let hash = hash(base(first));
@@ -202,11 +202,11 @@ macro_rules! hooks {
             $(stringify!($launch).as_bytes(),)*
         ]);
 
-        static HOOKS: [$crate::hook::Hook; LAUNCHES + [$(At::$launch),*].len()] = [
-            $($crate::hook::Hook::new(NAMES, At::$name as usize, $version, $name as *mut c_void),)*
-            $($crate::hook::Hook::new(NAMES, At::$after as usize, $appeared, $after as *mut c_void),)*
-            $($crate::hook::Hook::new(NAMES, At::$always as usize, $first, $always as *mut c_void),)*
-            $($crate::hook::Hook::new(NAMES, At::$launch as usize, $since, $launch as *mut c_void),)*
+        static HOOKS: [$crate::hook::HookedFunction; LAUNCHES + [$(At::$launch),*].len()] = [
+            $($crate::hook::HookedFunction::new(NAMES, At::$name as usize, $version, $name as *mut c_void),)*
+            $($crate::hook::HookedFunction::new(NAMES, At::$after as usize, $appeared, $after as *mut c_void),)*
+            $($crate::hook::HookedFunction::new(NAMES, At::$always as usize, $first, $always as *mut c_void),)*
+            $($crate::hook::HookedFunction::new(NAMES, At::$launch as usize, $since, $launch as *mut c_void),)*
         ];
 
         /// The driver's function that one of these replaces.
@@ -217,21 +217,21 @@ macro_rules! hooks {
 
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name($($argument: $type),*) -> Code {
+            unsafe extern "C" fn $name($($argument: $type),*) -> CuResult {
                 let Some(found) = real(At::$name) else { return NOT_FOUND };
                 // SAFETY: the driver's function of this name has these arguments, by cuda.h. The program called this one as if it were the driver's, with arguments
                 // that it vouches for.
-                let $call = &unsafe { $crate::cuda::Call::new(found, [$($crate::cuda::Argument::bits($argument)),*]) };
+                let $call = &unsafe { $crate::cuda::DriverCall::new(found, [$($crate::cuda::CallArgument::bits($argument)),*]) };
                 $rule
             }
         )*
 
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $after($($passed: $like),*) -> Code {
+            unsafe extern "C" fn $after($($passed: $like),*) -> CuResult {
                 let Some(found) = real(At::$after) else { return NOT_FOUND };
                 // SAFETY: the driver's function of this name has these arguments, by cuda.h.
-                let function: unsafe extern "C" fn($($like),*) -> Code = unsafe { core::mem::transmute(found) };
+                let function: unsafe extern "C" fn($($like),*) -> CuResult = unsafe { core::mem::transmute(found) };
                 // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
                 let $code = unsafe { function($($passed),*) };
                 $then
@@ -240,15 +240,15 @@ macro_rules! hooks {
 
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $always($($input: $form),*) -> Code {
+            unsafe extern "C" fn $always($($input: $form),*) -> CuResult {
                 $answer
             }
         )*
 
         $(
             #[unsafe(no_mangle)]
-            unsafe extern "C" fn $launch($($given: $kind),*) -> Code {
-                type Function = unsafe extern "C" fn($($kind),*) -> Code;
+            unsafe extern "C" fn $launch($($given: $kind),*) -> CuResult {
+                type Function = unsafe extern "C" fn($($kind),*) -> CuResult;
 
                 /// The driver's function, if launches are not held.
                 static DIRECT: core::sync::atomic::AtomicPtr<c_void> = core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
@@ -256,7 +256,7 @@ macro_rules! hooks {
                 /// This is a separate function so that the fast path does not have to save registers.
                 #[cold]
                 #[inline(never)]
-                unsafe extern "C" fn pass($($given: $kind),*) -> Code {
+                unsafe extern "C" fn pass($($given: $kind),*) -> CuResult {
                     let Some(found) = launches::pass(real(At::$launch), &DIRECT, $on) else { return NOT_FOUND };
                     // SAFETY: the driver's function of this name has these arguments, by cuda.h.
                     let function: Function = unsafe { core::mem::transmute(found) };
@@ -296,7 +296,7 @@ mod tests {
     fn a_function_is_found_by_both_its_addresses() {
         let ours = without_provenance_mut(8);
         const NAMES: &str = "strlen\0getpid\0getpid_v2\0getppid\0";
-        let hooks = [1, 2, 3, 4].map(|version| Hook::new(NAMES, usize::from(version) - 1, version, ours));
+        let hooks = [1, 2, 3, 4].map(|version| HookedFunction::new(NAMES, usize::from(version) - 1, version, ours));
         let bases = bases(&[b"strlen", b"getpid", b"getpid_v2", b"getppid"]);
         let asked = RefCell::new(Vec::new());
         let find = |name: &[u8], address| {

@@ -16,11 +16,11 @@ use core::ffi::c_void;
 use core::ptr::{self, from_ref, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::cuda::{Device, Parameters, Uint};
+use crate::cuda::{CuDevice, LaunchParameters, Uint};
 use crate::current;
 use crate::driver;
-use crate::gpu::{Credit, Gpu, any_holds_launches};
-use crate::process::{Process, process};
+use crate::gpu::{Credit, GuardedGpu, any_holds_launches};
+use crate::process::{GuardedProcess, process};
 
 /// Return the driver's function when a launch may pass, or `None` if this driver does not have it. If launches are not held, note it in `direct`.
 #[cold]
@@ -54,7 +54,7 @@ pub(crate) fn held() -> bool {
 
 /// A launch on a GPU. Return that GPU if it was looked at whether the launch may pass.
 #[inline(never)]
-fn on_device(process: &'static Process, device: Device) -> Option<&'static Gpu> {
+fn on_device(process: &'static GuardedProcess, device: CuDevice) -> Option<&'static GuardedGpu> {
     let gpu = process.gpu(device)?;
     gpu.launch(|| driver::uuid(device)).then_some(gpu)
 }
@@ -78,7 +78,7 @@ pub(crate) fn on_current() {
         ALLOWED.store(from_ref(&process.credit).cast_mut(), Ordering::Release);
         if let Some(gpu) = on_device(process, device) {
             let others = process.seen().filter(|other| !ptr::eq(*other, gpu));
-            let most = others.map(Gpu::would_pass).fold(i64::MAX, i64::min);
+            let most = others.map(GuardedGpu::would_pass).fold(i64::MAX, i64::min);
             gpu.credit.lend(&process.credit, most);
         }
     }
@@ -96,7 +96,7 @@ pub(crate) fn graph() {
 /// # Safety
 ///
 /// As the driver demands: null, or so many launches.
-pub(crate) unsafe fn on_each(launches: *const Parameters, count: Uint) {
+pub(crate) unsafe fn on_each(launches: *const LaunchParameters, count: Uint) {
     // The driver refuses more launches than there are GPUs.
     for index in 0..count.min(64) as usize {
         if launches.is_null() {

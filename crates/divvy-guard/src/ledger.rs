@@ -11,7 +11,7 @@ use crate::sys::{self, Mutex};
 /// The kind of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Kind {
+pub(crate) enum HandleKind {
     /// Memory that `cuMemFree` frees. `of` is its context.
     Linear = 1,
     /// A context. `of` is unused.
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
 /// One handle. Zeros are an empty place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Entry {
+pub(crate) struct HandleEntry {
     kind: u32,
     pub(crate) gpu: u32,
     pub(crate) key: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Entry {
     pub(crate) of: u64,
 }
 
-impl Entry {
+impl HandleEntry {
     const EMPTY: Self = Self {
         kind: 0,
         gpu: 0,
@@ -58,7 +58,7 @@ impl Entry {
         of: 0,
     };
 
-    pub(crate) fn new(kind: Kind, key: u64, gpu: u32, size: u64, of: u64) -> Self {
+    pub(crate) fn new(kind: HandleKind, key: u64, gpu: u32, size: u64, of: u64) -> Self {
         Self {
             kind: kind as u32,
             gpu,
@@ -68,7 +68,7 @@ impl Entry {
         }
     }
 
-    pub(crate) fn is(&self, kind: Kind) -> bool {
+    pub(crate) fn is(&self, kind: HandleKind) -> bool {
         self.kind == kind as u32
     }
 
@@ -79,32 +79,32 @@ impl Entry {
 }
 
 /// A hash table with linear probing. The number of places is a power of two, and at least one is empty.
-pub(crate) struct Table<'a> {
-    places: &'a mut [Entry],
+pub(crate) struct LedgerTable<'a> {
+    places: &'a mut [HandleEntry],
 }
 
-impl Table<'_> {
+impl LedgerTable<'_> {
     fn wrap(&self, index: usize) -> usize {
         index & self.places.len().wrapping_sub(1)
     }
 
-    fn at(&self, index: usize) -> Entry {
-        self.places.get(index).copied().unwrap_or(Entry::EMPTY)
+    fn at(&self, index: usize) -> HandleEntry {
+        self.places.get(index).copied().unwrap_or(HandleEntry::EMPTY)
     }
 
-    fn set(&mut self, index: usize, entry: Entry) {
+    fn set(&mut self, index: usize, entry: HandleEntry) {
         if let Some(place) = self.places.get_mut(index) {
             *place = entry;
         }
     }
 
     /// Report whether a handle has a record.
-    pub(crate) fn has(&self, kind: Kind, key: u64) -> bool {
-        self.at(self.place(&Entry::new(kind, key, 0, 0, 0))).kind != 0
+    pub(crate) fn has(&self, kind: HandleKind, key: u64) -> bool {
+        self.at(self.place(&HandleEntry::new(kind, key, 0, 0, 0))).kind != 0
     }
 
     /// Where the entry is, or the empty place where it would be.
-    fn place(&self, wanted: &Entry) -> usize {
+    fn place(&self, wanted: &HandleEntry) -> usize {
         let mut index = self.wrap(wanted.hash());
         loop {
             let entry = self.at(index);
@@ -130,33 +130,33 @@ impl Table<'_> {
                 hole = index;
             }
         }
-        self.set(hole, Entry::EMPTY);
+        self.set(hole, HandleEntry::EMPTY);
     }
 }
 
 /// The table of this process. Zeros are an empty one.
-pub(crate) struct Ledger {
+pub(crate) struct HandleLedger {
     lock: Mutex,
     /// Whether at least half of the places are empty.
     has_room: AtomicBool,
-    inner: UnsafeCell<Inner>,
+    inner: UnsafeCell<HandlePlaces>,
 }
 
-struct Inner {
-    places: *mut Entry,
+struct HandlePlaces {
+    places: *mut HandleEntry,
     capacity: usize,
     len: usize,
 }
 
 // SAFETY: `inner` is only used in `with`, which holds the lock.
-unsafe impl Sync for Ledger {}
+unsafe impl Sync for HandleLedger {}
 
 /// The error if the kernel gives no memory for the table.
 #[derive(Debug)]
 pub(crate) struct NoRoom;
 
-impl Ledger {
-    fn with<R>(&self, body: impl FnOnce(&mut Inner) -> R) -> R {
+impl HandleLedger {
+    fn with<R>(&self, body: impl FnOnce(&mut HandlePlaces) -> R) -> R {
         let _locked = self.lock.lock();
         // SAFETY: the lock is held, so this is the only reference.
         let inner = unsafe { &mut *self.inner.get() };
@@ -170,16 +170,16 @@ impl Ledger {
         if self.has_room.load(Ordering::Relaxed) {
             return Ok(());
         }
-        self.with(Inner::room)
+        self.with(HandlePlaces::room)
     }
 
     /// Record a handle. Return its earlier record, if any: the driver has reused the handle, so the earlier allocation has ended.
-    pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
+    pub(crate) fn insert(&self, entry: HandleEntry) -> Result<Option<HandleEntry>, NoRoom> {
         self.with(|inner| inner.insert(entry))
     }
 
     /// Record a handle, unless it has a record already.
-    pub(crate) fn insert_new(&self, entry: Entry) -> Result<(), NoRoom> {
+    pub(crate) fn insert_new(&self, entry: HandleEntry) -> Result<(), NoRoom> {
         self.with(|inner| {
             let known = inner.table().is_some_and(|table| table.at(table.place(&entry)).kind != 0);
             if known { Ok(()) } else { inner.insert(entry).map(|_| ()) }
@@ -187,12 +187,12 @@ impl Ledger {
     }
 
     /// Return the record of a handle.
-    pub(crate) fn get(&self, kind: Kind, key: u64) -> Option<Entry> {
+    pub(crate) fn get(&self, kind: HandleKind, key: u64) -> Option<HandleEntry> {
         self.change(kind, key, &mut |_| false)
     }
 
     /// Return the first handle at or after a place, and its place. Handles that are added or removed meanwhile may be missed.
-    pub(crate) fn next(&self, from: usize) -> Option<(usize, Entry)> {
+    pub(crate) fn next(&self, from: usize) -> Option<(usize, HandleEntry)> {
         self.with(|inner| {
             let rest = inner.table()?.places.get(from..)?;
             let skipped = rest.iter().position(|entry| entry.kind != 0)?;
@@ -201,34 +201,39 @@ impl Ledger {
     }
 
     /// Remove the record of a handle.
-    pub(crate) fn take(&self, kind: Kind, key: u64) -> Option<Entry> {
+    pub(crate) fn take(&self, kind: HandleKind, key: u64) -> Option<HandleEntry> {
         self.with(|inner| inner.take(kind, key))
     }
 
-    /// Record small memory, and count it in its page. Return whether it is the first there, and the handle's earlier record as [`Ledger::insert`] does.
-    pub(crate) fn insert_in_page(&self, entry: Entry, page: u64) -> Result<(bool, Option<Entry>), NoRoom> {
+    /// Record small memory, and count it in its page. Return whether it is the first there, and the handle's earlier record as [`HandleLedger::insert`] does.
+    pub(crate) fn insert_in_page(&self, entry: HandleEntry, page: u64) -> Result<(bool, Option<HandleEntry>), NoRoom> {
         self.with(|inner| {
-            let is_first = inner.enter(Entry::new(Kind::Slab, page, entry.gpu, 0, 1))?;
+            let is_first = inner.enter(HandleEntry::new(HandleKind::Slab, page, entry.gpu, 0, 1))?;
             inner.insert(entry).map(|before| (is_first, before))
         })
     }
 
     /// Count a handle once more, or record it. Return whether it is new.
-    pub(crate) fn enter(&self, new: Entry) -> Result<bool, NoRoom> {
+    pub(crate) fn enter(&self, new: HandleEntry) -> Result<bool, NoRoom> {
         self.with(|inner| inner.enter(new))
     }
 
     /// Count a handle once less. Return whether that was the last time.
-    pub(crate) fn leave(&self, kind: Kind, key: u64) -> bool {
+    pub(crate) fn leave(&self, kind: HandleKind, key: u64) -> bool {
         self.with(|inner| inner.leave(kind, key))
     }
 
     /// Change a record. If `change` returns true, remove it afterwards.
     #[inline(never)]
-    pub(crate) fn change(&self, kind: Kind, key: u64, change: &mut dyn FnMut(&mut Entry) -> bool) -> Option<Entry> {
+    pub(crate) fn change(
+        &self,
+        kind: HandleKind,
+        key: u64,
+        change: &mut dyn FnMut(&mut HandleEntry) -> bool,
+    ) -> Option<HandleEntry> {
         self.with(|inner| {
             let mut table = inner.table()?;
-            let index = table.place(&Entry::new(kind, key, 0, 0, 0));
+            let index = table.place(&HandleEntry::new(kind, key, 0, 0, 0));
             let mut entry = table.at(index);
             if entry.kind == 0 {
                 return None;
@@ -246,7 +251,11 @@ impl Ledger {
     /// Remove the first handle at or after a place for which `which` returns true. Return it, and the place from which to continue. Handles that are added
     /// meanwhile may be missed.
     #[inline(never)]
-    pub(crate) fn take_from(&self, from: usize, which: &dyn Fn(&Entry, &Table<'_>) -> bool) -> Option<(usize, Entry)> {
+    pub(crate) fn take_from(
+        &self,
+        from: usize,
+        which: &dyn Fn(&HandleEntry, &LedgerTable<'_>) -> bool,
+    ) -> Option<(usize, HandleEntry)> {
         self.with(|inner| {
             let mut table = inner.table()?;
             let mut place = from;
@@ -265,17 +274,17 @@ impl Ledger {
 }
 
 /// The first table has one page of memory.
-const FIRST: usize = 4096 / size_of::<Entry>();
+const FIRST: usize = 4096 / size_of::<HandleEntry>();
 
-impl Inner {
-    fn table(&mut self) -> Option<Table<'_>> {
+impl HandlePlaces {
+    fn table(&mut self) -> Option<LedgerTable<'_>> {
         if self.places.is_null() {
             return None;
         }
         // SAFETY: the pointer is of `sys::memory` for this many entries, and zeros and all that is written there are entries. `self` is borrowed
         // for as long as the slice.
         let places = unsafe { core::slice::from_raw_parts_mut(self.places, self.capacity) };
-        Some(Table { places })
+        Some(LedgerTable { places })
     }
 
     fn has_room(&self) -> bool {
@@ -288,7 +297,7 @@ impl Inner {
         }
         let capacity = self.capacity.saturating_mul(2).max(FIRST);
         // Not wiped in a child: the pointer to it is, which is enough.
-        let places = sys::memory::<Entry>(capacity, false).map_err(|_| NoRoom)?;
+        let places = sys::memory::<HandleEntry>(capacity, false).map_err(|_| NoRoom)?;
         let (old, old_capacity) = (self.places, self.capacity);
         let mut grown = Self {
             places,
@@ -308,9 +317,9 @@ impl Inner {
         Ok(())
     }
 
-    fn take(&mut self, kind: Kind, key: u64) -> Option<Entry> {
+    fn take(&mut self, kind: HandleKind, key: u64) -> Option<HandleEntry> {
         let mut table = self.table()?;
-        let index = table.place(&Entry::new(kind, key, 0, 0, 0));
+        let index = table.place(&HandleEntry::new(kind, key, 0, 0, 0));
         let entry = table.at(index);
         if entry.kind == 0 {
             return None;
@@ -320,7 +329,7 @@ impl Inner {
         Some(entry)
     }
 
-    fn enter(&mut self, new: Entry) -> Result<bool, NoRoom> {
+    fn enter(&mut self, new: HandleEntry) -> Result<bool, NoRoom> {
         if let Some(mut table) = self.table() {
             let index = table.place(&new);
             let mut known = table.at(index);
@@ -333,9 +342,9 @@ impl Inner {
         self.insert(new).map(|_| true)
     }
 
-    fn leave(&mut self, kind: Kind, key: u64) -> bool {
+    fn leave(&mut self, kind: HandleKind, key: u64) -> bool {
         let Some(mut table) = self.table() else { return false };
-        let index = table.place(&Entry::new(kind, key, 0, 0, 0));
+        let index = table.place(&HandleEntry::new(kind, key, 0, 0, 0));
         let mut known = table.at(index);
         if known.kind == 0 {
             return false;
@@ -350,7 +359,7 @@ impl Inner {
         true
     }
 
-    fn insert(&mut self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
+    fn insert(&mut self, entry: HandleEntry) -> Result<Option<HandleEntry>, NoRoom> {
         // One place stays empty forever, so that each search ends.
         if self.room().is_err() && self.len.saturating_add(1) >= self.capacity {
             return Err(NoRoom);
@@ -417,13 +426,13 @@ mod tests {
         /// Compared with the standard library's map. Two sets of keys are in the table, of two kinds.
         #[test]
         fn it_knows_what_was_noted_and_not_forgotten(calls in prop::collection::vec(call(), 0..3000)) {
-            let ledger = sys::memory::<Ledger>(1, false).expect("memory");
+            let ledger = sys::memory::<HandleLedger>(1, false).expect("memory");
             // SAFETY: zeros are an empty ledger.
             let ledger = unsafe { &*ledger };
             let (mut linear, mut slabs) = (HashMap::new(), HashMap::new());
             for (step, call) in calls.into_iter().enumerate() {
                 let step = step as u64;
-                let entry = |key| Entry::new(Kind::Linear, key, 3, step, key);
+                let entry = |key| HandleEntry::new(HandleKind::Linear, key, 3, step, key);
                 match call {
                     // What was noted under the same handle comes back, so that it is not charged forever.
                     Call::Insert(key) => prop_assert_eq!(ledger.insert(entry(key)).expect("room"), linear.insert(key, entry(key))),
@@ -437,11 +446,11 @@ mod tests {
                         let expected = (*count == 1, linear.insert(key, entry(key)));
                         prop_assert_eq!(ledger.insert_in_page(entry(key), page(key)).expect("room"), expected);
                     }
-                    Call::Take(key) => prop_assert_eq!(ledger.take(Kind::Linear, key), linear.remove(&key)),
-                    Call::Leave(key) => prop_assert_eq!(ledger.leave(Kind::Slab, page(key)), leave(&mut slabs, page(key))),
+                    Call::Take(key) => prop_assert_eq!(ledger.take(HandleKind::Linear, key), linear.remove(&key)),
+                    Call::Leave(key) => prop_assert_eq!(ledger.leave(HandleKind::Slab, page(key)), leave(&mut slabs, page(key))),
                     Call::Sweep(divisor) => {
                         let (mut place, mut gone) = (0, 0);
-                        while let Some((next, entry)) = ledger.take_from(place, &|entry, _| entry.is(Kind::Linear) && entry.key % divisor == 0) {
+                        while let Some((next, entry)) = ledger.take_from(place, &|entry, _| entry.is(HandleKind::Linear) && entry.key % divisor == 0) {
                             (place, gone) = (next, gone + 1);
                             prop_assert_eq!(linear.remove(&entry.key), Some(entry));
                         }
@@ -450,8 +459,8 @@ mod tests {
                 }
             }
             for key in 0..400 {
-                prop_assert_eq!(ledger.get(Kind::Linear, key), linear.get(&key).copied());
-                prop_assert_eq!(ledger.get(Kind::Slab, key).map(|entry| entry.of), slabs.get(&key).copied());
+                prop_assert_eq!(ledger.get(HandleKind::Linear, key), linear.get(&key).copied());
+                prop_assert_eq!(ledger.get(HandleKind::Slab, key).map(|entry| entry.of), slabs.get(&key).copied());
             }
             let mut place = 0;
             let mut found = 0;

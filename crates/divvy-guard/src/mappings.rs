@@ -8,17 +8,17 @@
 //! only leaves less for what the pod allocates.
 
 use crate::charge::{self, give_back, note};
-use crate::cuda::{AllocationProp, Call, Code, OUT_OF_MEMORY, Out, SUCCESS};
+use crate::cuda::{AllocationProp, CuResult, DriverCall, OUT_OF_MEMORY, OutPointer, SUCCESS};
 use crate::current;
 use crate::driver;
-use crate::gpu::{Gpu, pages};
-use crate::ledger::{Entry, Kind, Table};
-use crate::process::{Process, process};
+use crate::gpu::{GuardedGpu, pages};
+use crate::ledger::{HandleEntry, HandleKind, LedgerTable};
+use crate::process::{GuardedProcess, process};
 
-/// In `Entry::of` of physical memory: one handle, and one mapping.
+/// In `HandleEntry::of` of physical memory: one handle, and one mapping.
 const HANDLE: u64 = 1;
 const MAPPING: u64 = 1 << 32;
-/// In `Entry::of` of physical memory: it was imported, and is charged with the largest size that was mapped. A descriptor does not tell its size.
+/// In `HandleEntry::of` of physical memory: it was imported, and is charged with the largest size that was mapped. A descriptor does not tell its size.
 const IMPORTED: u64 = 1 << 63;
 
 /// `cuMemCreate`.
@@ -26,18 +26,18 @@ const IMPORTED: u64 = 1 << 63;
 /// # Safety
 ///
 /// `prop` is null or valid, as the driver demands it.
-pub(crate) unsafe fn create(bytes: u64, prop: *const AllocationProp, call: &Call, handle: Out) -> Code {
+pub(crate) unsafe fn create(bytes: u64, prop: *const AllocationProp, call: &DriverCall, handle: OutPointer) -> CuResult {
     // SAFETY: the caller's promise.
     let prop = unsafe { prop.as_ref() };
     match prop.and_then(|prop| current::device_at(prop.location)) {
-        Some(device) => charge::allocate(device, Kind::Physical, HANDLE, bytes, call, handle),
+        Some(device) => charge::allocate(device, HandleKind::Physical, HANDLE, bytes, call, handle),
         // Memory of the host; or the driver says what is wrong.
         None => call.run(),
     }
 }
 
 /// `cuMemExportToShareableHandle`.
-pub(crate) fn export(handle: u64, call: &Call) -> Code {
+pub(crate) fn export(handle: u64, call: &DriverCall) -> CuResult {
     // Counted meanwhile, so that another thread cannot give the memory back after it was exported.
     let is_charged = count(handle, HANDLE);
     let code = call.run();
@@ -52,15 +52,15 @@ pub(crate) fn export(handle: u64, call: &Call) -> Code {
 
 /// Have memory charged until the process ends: nothing is given back with its record.
 fn keep(handle: u64) {
-    let mut no_more = |entry: &mut Entry| {
+    let mut no_more = |entry: &mut HandleEntry| {
         (entry.size, entry.of) = (0, entry.of & !IMPORTED);
         false
     };
-    process().and_then(|process| process.ledger.change(Kind::Physical, handle, &mut no_more));
+    process().and_then(|process| process.ledger.change(HandleKind::Physical, handle, &mut no_more));
 }
 
 /// `cuMemImportFromShareableHandle`.
-pub(crate) fn import(code: Code, handle: Out) -> Code {
+pub(crate) fn import(code: CuResult, handle: OutPointer) -> CuResult {
     if code == SUCCESS {
         imported(handle.get());
     }
@@ -76,14 +76,14 @@ fn imported(handle: u64) {
     if let Some(device) = driver::location_of(handle).and_then(current::device_at)
         && let Ok(held) = charge::held(device)
     {
-        let entry = Entry::new(Kind::Physical, handle, device.unsigned_abs(), 0, HANDLE | IMPORTED);
+        let entry = HandleEntry::new(HandleKind::Physical, handle, device.unsigned_abs(), 0, HANDLE | IMPORTED);
         note(held.process, entry);
     }
 }
 
 /// Count one handle or mapping less, ask the driver, and give the memory back when it was the last one.
 #[inline(never)]
-fn drop_one(handle: u64, what: u64, call: &Call) -> Code {
+fn drop_one(handle: u64, what: u64, call: &DriverCall) -> CuResult {
     let Some(process) = process() else { return call.run() };
     let Some(entry) = uncount(process, handle, what) else {
         return call.run();
@@ -105,9 +105,9 @@ fn forget(handle: u64, what: u64) {
 
 /// Count one handle or mapping less. Return the record, which is removed if this was the last one. `None`: the memory was not charged.
 #[inline(never)]
-fn uncount(process: &Process, handle: u64, what: u64) -> Option<Entry> {
+fn uncount(process: &GuardedProcess, handle: u64, what: u64) -> Option<HandleEntry> {
     let mut had = false;
-    let entry = process.ledger.change(Kind::Physical, handle, &mut |entry| {
+    let entry = process.ledger.change(HandleKind::Physical, handle, &mut |entry| {
         let count = if what == HANDLE {
             entry.of & (MAPPING - 1)
         } else {
@@ -124,7 +124,7 @@ fn uncount(process: &Process, handle: u64, what: u64) -> Option<Entry> {
 
 /// Give back what the driver has freed, or count it again if the driver has refused.
 #[inline(never)]
-fn dropped(process: &Process, handle: u64, what: u64, mut entry: Entry, code: Code) {
+fn dropped(process: &GuardedProcess, handle: u64, what: u64, mut entry: HandleEntry, code: CuResult) {
     match (code, entry.of & !IMPORTED) {
         (SUCCESS, 0) => give_back(process, &entry),
         (SUCCESS, _) => {}
@@ -141,22 +141,22 @@ fn dropped(process: &Process, handle: u64, what: u64, mut entry: Entry, code: Co
 /// Count one handle or mapping more. `false`: the memory was not charged.
 #[inline(never)]
 fn count(handle: u64, what: u64) -> bool {
-    let mut add = |entry: &mut Entry| {
+    let mut add = |entry: &mut HandleEntry| {
         entry.of = entry.of.wrapping_add(what);
         false
     };
     process()
-        .and_then(|process| process.ledger.change(Kind::Physical, handle, &mut add))
+        .and_then(|process| process.ledger.change(HandleKind::Physical, handle, &mut add))
         .is_some()
 }
 
 /// `cuMemRelease`.
-pub(crate) fn release(handle: u64, call: &Call) -> Code {
+pub(crate) fn release(handle: u64, call: &DriverCall) -> CuResult {
     drop_one(handle, HANDLE, call)
 }
 
 /// `cuMemRetainAllocationHandle`: the same handle once more.
-pub(crate) fn retain(code: Code, handle: Out) -> Code {
+pub(crate) fn retain(code: CuResult, handle: OutPointer) -> CuResult {
     if code == SUCCESS {
         // What was not charged is not counted.
         count(handle.get(), HANDLE);
@@ -165,7 +165,7 @@ pub(crate) fn retain(code: Code, handle: Out) -> Code {
 }
 
 /// `cuMemMap`.
-pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: &Call) -> Code {
+pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: &DriverCall) -> CuResult {
     let Some(process) = process() else { return call.run() };
     if !count(handle, MAPPING) {
         return call.run();
@@ -177,7 +177,7 @@ pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: &Call) -> Code {
     };
     if code == SUCCESS {
         grow(process, handle, pages(size));
-        note(process, Entry::new(Kind::Mapping, pointer, 0, size, handle));
+        note(process, HandleEntry::new(HandleKind::Mapping, pointer, 0, size, handle));
     } else {
         forget(handle, MAPPING);
     }
@@ -185,15 +185,15 @@ pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: &Call) -> Code {
 }
 
 /// Whether what is mapped can be charged. What the process has made itself is.
-fn has_slot(process: &Process, handle: u64) -> bool {
-    let entry = process.ledger.get(Kind::Physical, handle);
-    entry.is_none_or(|entry| entry.of & IMPORTED == 0 || charge::gpu_of(process, &entry).is_some_and(Gpu::has_slot))
+fn has_slot(process: &GuardedProcess, handle: u64) -> bool {
+    let entry = process.ledger.get(HandleKind::Physical, handle);
+    entry.is_none_or(|entry| entry.of & IMPORTED == 0 || charge::gpu_of(process, &entry).is_some_and(GuardedGpu::has_slot))
 }
 
 /// Charge imported memory of which more was mapped than before.
-fn grow(process: &Process, handle: u64, size: u64) {
+fn grow(process: &GuardedProcess, handle: u64, size: u64) {
     let mut before = 0;
-    let entry = process.ledger.change(Kind::Physical, handle, &mut |entry| {
+    let entry = process.ledger.change(HandleKind::Physical, handle, &mut |entry| {
         before = entry.size;
         if entry.of & IMPORTED != 0 {
             entry.size = entry.size.max(size);
@@ -208,10 +208,10 @@ fn grow(process: &Process, handle: u64, size: u64) {
 }
 
 /// `cuMemUnmap`: the range may have several mappings, one after the other.
-pub(crate) fn unmap(pointer: u64, size: u64, call: &Call) -> Code {
+pub(crate) fn unmap(pointer: u64, size: u64, call: &DriverCall) -> CuResult {
     let Some(process) = process() else { return call.run() };
     // Forgotten before the driver is asked: after that, another thread can map something there.
-    let first = process.ledger.take(Kind::Mapping, pointer);
+    let first = process.ledger.take(HandleKind::Mapping, pointer);
     let code = call.run();
     match first {
         Some(mapping) if code == SUCCESS => {
@@ -227,8 +227,9 @@ pub(crate) fn unmap(pointer: u64, size: u64, call: &Call) -> Code {
     code
 }
 
-fn unmap_rest(process: &Process, pointer: u64, size: u64) {
-    let inside = |entry: &Entry, _: &Table<'_>| entry.is(Kind::Mapping) && entry.key.wrapping_sub(pointer) < size;
+fn unmap_rest(process: &GuardedProcess, pointer: u64, size: u64) {
+    let inside =
+        |entry: &HandleEntry, _: &LedgerTable<'_>| entry.is(HandleKind::Mapping) && entry.key.wrapping_sub(pointer) < size;
     let mut place = 0;
     while let Some((next, mapping)) = process.ledger.take_from(place, &inside) {
         place = next;

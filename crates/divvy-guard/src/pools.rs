@@ -5,26 +5,26 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::charge::{self, Held, give_back, held, note};
+use crate::charge::{self, HeldGpu, give_back, held, note};
 use crate::cuda::{
-    ALLOCATION_NODE, AllocationNode, AllocationProp, Call, Code, DEVICE, Device, Location, MANAGED, NOT_SUPPORTED, Node,
-    OUT_OF_MEMORY, Out, SUCCESS,
+    ALLOCATION_NODE, AllocationNode, AllocationProp, CuDevice, CuResult, DEVICE, DriverCall, GraphNodePrefix, MANAGED,
+    MemLocation, NOT_SUPPORTED, OUT_OF_MEMORY, OutPointer, SUCCESS,
 };
 use crate::current;
 use crate::driver::{self, PoolBytes};
 use crate::gpu::pages;
-use crate::ledger::{Entry, Kind};
-use crate::process::{Process, process};
+use crate::ledger::{HandleEntry, HandleKind};
+use crate::process::{GuardedProcess, process};
 
 /// The least amount by which a pool grows.
 const CHUNK: u64 = 32 << 20;
-/// In `Entry::of` of a pool: it was exported.
+/// In `HandleEntry::of` of a pool: it was exported.
 const EXPORTED: u64 = 1;
 /// The unit of allocations from a pool.
 const UNIT: u64 = 512;
 
 /// `cuMemAllocAsync`: from the current pool of the stream's GPU.
-pub(crate) fn allocate(bytes: u64, stream: u64, call: &Call) -> Code {
+pub(crate) fn allocate(bytes: u64, stream: u64, call: &DriverCall) -> CuResult {
     let Some(device) = current::device_of_stream(stream) else {
         return call.run();
     };
@@ -35,10 +35,10 @@ pub(crate) fn allocate(bytes: u64, stream: u64, call: &Call) -> Code {
 }
 
 /// `cuMemAllocFromPoolAsync`. Pools have a record since the program got them, except default pools of GPUs. Others are in the host's memory.
-pub(crate) fn allocate_from(pool: u64, bytes: u64, call: &Call) -> Code {
-    let known = process().and_then(|process| process.reserves.get(Kind::Pool, pool));
+pub(crate) fn allocate_from(pool: u64, bytes: u64, call: &DriverCall) -> CuResult {
+    let known = process().and_then(|process| process.reserves.get(HandleKind::Pool, pool));
     let device = match known {
-        Some(entry) => Device::try_from(entry.gpu).ok(),
+        Some(entry) => CuDevice::try_from(entry.gpu).ok(),
         None => (0..driver::gpus().unwrap_or(0).cast_signed()).find(|device| driver::default_pool_of(*device) == Some(pool)),
     };
     match device {
@@ -47,7 +47,7 @@ pub(crate) fn allocate_from(pool: u64, bytes: u64, call: &Call) -> Code {
     }
 }
 
-fn from_pool(device: Device, pool: u64, bytes: u64, call: &Call) -> Code {
+fn from_pool(device: CuDevice, pool: u64, bytes: u64, call: &DriverCall) -> CuResult {
     let held = match held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
@@ -64,7 +64,7 @@ fn from_pool(device: Device, pool: u64, bytes: u64, call: &Call) -> Code {
     code
 }
 
-fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &Call) -> Code {
+fn grow(held: &HeldGpu, pool: u64, bytes: u64, others: u64, call: &DriverCall) -> CuResult {
     let mut settled = false;
     loop {
         let reserved = driver::pool_bytes(pool, PoolBytes::Reserved).unwrap_or(0);
@@ -81,7 +81,7 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &Call) -> Code {
         };
         if answer.is_ok() {
             let code = call.run();
-            settle(held.process, Kind::Pool, pool);
+            settle(held.process, HandleKind::Pool, pool);
             held.gpu.cancel(growth);
             return code;
         }
@@ -95,20 +95,20 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &Call) -> Code {
 }
 
 /// Record a pool, if it has no record yet.
-fn know(held: &Held, pool: u64) -> Result<(), crate::ledger::NoRoom> {
+fn know(held: &HeldGpu, pool: u64) -> Result<(), crate::ledger::NoRoom> {
     // During the capture of a graph, what seems to be allocated from the pool becomes the graph's.
     know_graphs(held)?;
-    let pool = Entry::new(Kind::Pool, pool, held.device.unsigned_abs(), 0, 0);
+    let pool = HandleEntry::new(HandleKind::Pool, pool, held.device.unsigned_abs(), 0, 0);
     held.process.reserves.insert_new(pool)
 }
 
 /// Record that graphs may have memory of a GPU.
-fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
+fn know_graphs(held: &HeldGpu) -> Result<(), crate::ledger::NoRoom> {
     held.process.pools.store(1, Ordering::Release);
     let device = held.device.unsigned_abs();
     held.process
         .reserves
-        .insert_new(Entry::new(Kind::Graphs, u64::from(device), device, 0, 0))
+        .insert_new(HandleEntry::new(HandleKind::Graphs, u64::from(device), device, 0, 0))
 }
 
 /// `cuGraphAddMemAllocNode`: the driver allocates the node's memory when the graph is launched. A node that does not fit now is refused now. A launch is
@@ -117,7 +117,7 @@ fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
 /// # Safety
 ///
 /// `node` is null or valid, as the driver demands it.
-pub(crate) unsafe fn add_node(node: *const AllocationNode, call: &Call) -> Code {
+pub(crate) unsafe fn add_node(node: *const AllocationNode, call: &DriverCall) -> CuResult {
     // SAFETY: the caller's promise.
     match unsafe { node.as_ref() }.and_then(refused) {
         Some(code) => code,
@@ -127,7 +127,7 @@ pub(crate) unsafe fn add_node(node: *const AllocationNode, call: &Call) -> Code 
 
 /// The error for a node whose memory does not fit.
 #[inline(never)]
-fn refused(node: &AllocationNode) -> Option<Code> {
+fn refused(node: &AllocationNode) -> Option<CuResult> {
     let held = match held_pool(&node.pool) {
         Ok(held) => held,
         Err(code) => return code,
@@ -147,7 +147,7 @@ fn refused(node: &AllocationNode) -> Option<Code> {
 /// # Safety
 ///
 /// `node` is null or valid, as the driver demands it.
-pub(crate) unsafe fn add_any_node(node: *const Node, call: &Call) -> Code {
+pub(crate) unsafe fn add_any_node(node: *const GraphNodePrefix, call: &DriverCall) -> CuResult {
     // SAFETY: the caller's promise.
     match unsafe { node.as_ref() } {
         // SAFETY: the reference is valid.
@@ -157,11 +157,11 @@ pub(crate) unsafe fn add_any_node(node: *const Node, call: &Call) -> Code {
 }
 
 /// Charge a pool, or the graphs of a GPU, with what they have reserved.
-fn settle(process: &Process, kind: Kind, pool: u64) {
+fn settle(process: &GuardedProcess, kind: HandleKind, pool: u64) {
     // Answers of the driver must be recorded in their order. These calls do not call back into the program.
     let _locked = process.settling.lock();
     let now = match kind {
-        Kind::Graphs => Device::try_from(pool).ok().and_then(driver::graph_bytes),
+        HandleKind::Graphs => CuDevice::try_from(pool).ok().and_then(driver::graph_bytes),
         _ => driver::pool_bytes(pool, PoolBytes::Reserved),
     };
     let Some(now) = now.map(pages) else { return };
@@ -172,7 +172,7 @@ fn settle(process: &Process, kind: Kind, pool: u64) {
         false
     });
     if let Some(gpu) = entry
-        .and_then(|entry| Device::try_from(entry.gpu).ok())
+        .and_then(|entry| CuDevice::try_from(entry.gpu).ok())
         .and_then(|device| process.gpu(device))
     {
         gpu.adjust(before, now);
@@ -180,17 +180,21 @@ fn settle(process: &Process, kind: Kind, pool: u64) {
 }
 
 /// Charge each pool and the graphs of each GPU with what they have reserved.
-pub(crate) fn settle_all(process: &Process) {
+pub(crate) fn settle_all(process: &GuardedProcess) {
     let mut place = 0;
     while let Some((at, entry)) = process.reserves.next(place) {
-        let kind = if entry.is(Kind::Graphs) { Kind::Graphs } else { Kind::Pool };
+        let kind = if entry.is(HandleKind::Graphs) {
+            HandleKind::Graphs
+        } else {
+            HandleKind::Pool
+        };
         settle(process, kind, entry.key);
         place = at.wrapping_add(1);
     }
 }
 
 /// Handle a call that may change how much memory pools and graphs have: a synchronization, a launch, or the end of a graph.
-pub(crate) fn synchronize(code: Code) -> Code {
+pub(crate) fn synchronize(code: CuResult) -> CuResult {
     if let Some(process) = process()
         && process.pools.load(Ordering::Acquire) != 0
     {
@@ -201,7 +205,7 @@ pub(crate) fn synchronize(code: Code) -> Code {
 
 /// How the GPU is held to a share that has the memory of a pool. Managed memory moves to the GPU that uses it, wherever the pool prefers it to be. It is charged as if
 /// all of it were there.
-fn held_pool(prop: &AllocationProp) -> Result<Held, Option<Code>> {
+fn held_pool(prop: &AllocationProp) -> Result<HeldGpu, Option<CuResult>> {
     let device = match (prop.kind, prop.location.kind) {
         (MANAGED, place) if place != DEVICE => current::device().or(Some(0)),
         _ => current::device_at(prop.location),
@@ -219,7 +223,7 @@ fn held_pool(prop: &AllocationProp) -> Result<Held, Option<Code>> {
 ///
 /// `location` is null or valid, as the driver demands it.
 #[inline(never)]
-pub(crate) unsafe fn get(location: *const Location, kind: i32, code: Code, pool: Out) -> Code {
+pub(crate) unsafe fn get(location: *const MemLocation, kind: i32, code: CuResult, pool: OutPointer) -> CuResult {
     // SAFETY: the caller's promise.
     let Some(location) = (unsafe { location.as_ref() }).filter(|_| code == SUCCESS) else {
         return code;
@@ -232,10 +236,10 @@ pub(crate) unsafe fn get(location: *const Location, kind: i32, code: Code, pool:
 }
 
 /// `cuMemPoolExportToShareableHandle`.
-pub(crate) fn export(pool: u64, call: &Call) -> Code {
+pub(crate) fn export(pool: u64, call: &DriverCall) -> CuResult {
     let Some(process) = process() else { return call.run() };
     // Before the driver is called, so that another thread cannot give the memory back in between. If the call fails, the pool is charged longer than needed.
-    process.reserves.change(Kind::Pool, pool, &mut |entry| {
+    process.reserves.change(HandleKind::Pool, pool, &mut |entry| {
         entry.of = EXPORTED;
         false
     });
@@ -247,7 +251,7 @@ pub(crate) fn export(pool: u64, call: &Call) -> Code {
 /// # Safety
 ///
 /// `prop` is null or valid, as the driver demands it.
-pub(crate) unsafe fn create(prop: *const AllocationProp, call: &Call, pool: Out) -> Code {
+pub(crate) unsafe fn create(prop: *const AllocationProp, call: &DriverCall, pool: OutPointer) -> CuResult {
     // SAFETY: the caller's promise.
     let held = match unsafe { prop.as_ref() }.map_or(Err(None), held_pool) {
         Ok(held) => held,
@@ -262,7 +266,7 @@ pub(crate) unsafe fn create(prop: *const AllocationProp, call: &Call, pool: Out)
         held.process.pools.store(1, Ordering::Release);
         note(
             held.process,
-            Entry::new(Kind::Pool, pool.get(), held.device.unsigned_abs(), 0, 0),
+            HandleEntry::new(HandleKind::Pool, pool.get(), held.device.unsigned_abs(), 0, 0),
         );
     }
     code
@@ -270,11 +274,11 @@ pub(crate) unsafe fn create(prop: *const AllocationProp, call: &Call, pool: Out)
 
 /// `cuMemPoolDestroy`: memory that is still allocated from the pool stays allocated, and the driver does not report when it is freed. It stays charged until
 /// the driver reuses the handle for another pool, or the process ends. Others may keep all that an exported pool has, so that stays charged until the process ends.
-pub(crate) fn destroy(pool: u64, call: &Call) -> Code {
+pub(crate) fn destroy(pool: u64, call: &DriverCall) -> CuResult {
     let Some(process) = process() else { return call.run() };
-    settle(process, Kind::Pool, pool);
+    settle(process, HandleKind::Pool, pool);
     let used = driver::pool_bytes(pool, PoolBytes::Used).map_or(0, pages);
-    let Some(mut entry) = process.reserves.take(Kind::Pool, pool) else {
+    let Some(mut entry) = process.reserves.take(HandleKind::Pool, pool) else {
         return call.run();
     };
     let code = call.run();
@@ -286,7 +290,7 @@ pub(crate) fn destroy(pool: u64, call: &Call) -> Code {
             give_back(process, &entry);
             return code;
         }
-        if let Some(gpu) = Device::try_from(entry.gpu).ok().and_then(|device| process.gpu(device)) {
+        if let Some(gpu) = CuDevice::try_from(entry.gpu).ok().and_then(|device| process.gpu(device)) {
             gpu.adjust(entry.size, used);
         }
         entry.size = used;
@@ -296,9 +300,9 @@ pub(crate) fn destroy(pool: u64, call: &Call) -> Code {
 }
 
 /// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`.
-pub(crate) fn change(pool: u64, code: Code) -> Code {
+pub(crate) fn change(pool: u64, code: CuResult) -> CuResult {
     if let Some(process) = process() {
-        settle(process, Kind::Pool, pool);
+        settle(process, HandleKind::Pool, pool);
     }
     code
 }

@@ -7,9 +7,9 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::cuda::Device;
-use crate::gpu::{Credit, Gpu};
-use crate::ledger::Ledger;
+use crate::cuda::CuDevice;
+use crate::gpu::{Credit, GuardedGpu};
+use crate::ledger::HandleLedger;
 use crate::sys::{self, Errno, Mutex};
 
 /// The largest number of GPUs that a process can see. No machine has more.
@@ -17,10 +17,10 @@ const GPUS: usize = 64;
 
 /// The whole state in one piece. Zeros are a valid state.
 #[repr(C)]
-pub(crate) struct Process {
-    pub(crate) ledger: Ledger,
+pub(crate) struct GuardedProcess {
+    pub(crate) ledger: HandleLedger,
     /// The pools, and what graphs have of each GPU. They are few, and all of them are looked at in each synchronization.
-    pub(crate) reserves: Ledger,
+    pub(crate) reserves: HandleLedger,
     /// How many GPUs the process sees; 0: not known yet.
     count: AtomicU32,
     /// 1 when the process has pools.
@@ -31,25 +31,25 @@ pub(crate) struct Process {
     pub(crate) credit: Credit,
     /// Held while a pool is charged with what the driver says.
     pub(crate) settling: Mutex,
-    gpus: [Gpu; GPUS],
+    gpus: [GuardedGpu; GPUS],
 }
 
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+static PROCESS: AtomicPtr<GuardedProcess> = AtomicPtr::new(null_mut());
 
 /// Return the state of this process. Return `None` if the kernel gives no memory for it, or does not support `MADV_WIPEONFORK`.
-pub(crate) fn process() -> Option<&'static Process> {
+pub(crate) fn process() -> Option<&'static GuardedProcess> {
     let mut process = PROCESS.load(Ordering::Acquire);
     if process.is_null() {
         process = make().ok()?;
     }
-    // SAFETY: the memory is a `Process` of zeros or what became of it, is never unmapped once it is in `PROCESS`, and is only changed through shared
+    // SAFETY: the memory is a `GuardedProcess` of zeros or what became of it, is never unmapped once it is in `PROCESS`, and is only changed through shared
     // references.
     Some(unsafe { &*process })
 }
 
 #[cold]
-fn make() -> Result<*mut Process, Errno> {
-    let made = sys::memory::<Process>(1, true)?;
+fn make() -> Result<*mut GuardedProcess, Errno> {
+    let made = sys::memory::<GuardedProcess>(1, true)?;
     Ok(
         match PROCESS.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
@@ -61,11 +61,11 @@ fn make() -> Result<*mut Process, Errno> {
     )
 }
 
-impl Process {
+impl GuardedProcess {
     /// The GPU of a process that sees one. Its ordinal is 0.
     ///
     /// `ask` asks the driver how many there are. It does not know before `cuInit`, and the number stays the same afterwards.
-    pub(crate) fn only_gpu(&self, ask: impl FnOnce() -> Option<u32>) -> Option<&Gpu> {
+    pub(crate) fn only_gpu(&self, ask: impl FnOnce() -> Option<u32>) -> Option<&GuardedGpu> {
         let count = match self.count.load(Ordering::Relaxed) {
             0 => {
                 let count = ask()?;
@@ -78,12 +78,12 @@ impl Process {
     }
 
     /// All GPUs that this process sees.
-    pub(crate) fn seen(&self) -> impl Iterator<Item = &Gpu> {
+    pub(crate) fn seen(&self) -> impl Iterator<Item = &GuardedGpu> {
         self.gpus.iter().take(self.count.load(Ordering::Relaxed) as usize)
     }
 
     /// The GPU with an ordinal of this process.
-    pub(crate) fn gpu(&self, device: Device) -> Option<&Gpu> {
+    pub(crate) fn gpu(&self, device: CuDevice) -> Option<&GuardedGpu> {
         self.gpus.get(usize::try_from(device).ok()?)
     }
 }

@@ -1,21 +1,21 @@
 //! What programs see of the memory: the pod's share.
 
 use crate::charge::held;
-use crate::cuda::{Code, Device, SUCCESS};
+use crate::cuda::{CuDevice, CuResult, SUCCESS};
 use crate::current;
 
 /// A number that the driver has written for the program: 32 bits in the functions of CUDA before 3.2.
-pub(crate) trait Bytes: Copy {
+pub(crate) trait DriverNumber: Copy {
     fn lower(self, most: u64) -> Self;
 }
 
-impl Bytes for usize {
+impl DriverNumber for usize {
     fn lower(self, most: u64) -> Self {
         self.min(Self::try_from(most).unwrap_or(Self::MAX))
     }
 }
 
-impl Bytes for u32 {
+impl DriverNumber for u32 {
     fn lower(self, most: u64) -> Self {
         self.min(Self::try_from(most).unwrap_or(Self::MAX))
     }
@@ -24,7 +24,7 @@ impl Bytes for u32 {
 /// # Safety
 ///
 /// `number` is null, or the driver has just written to it.
-unsafe fn lower<T: Bytes>(number: *mut T, most: u64) {
+unsafe fn lower<T: DriverNumber>(number: *mut T, most: u64) {
     if !number.is_null() {
         // SAFETY: the caller's promise. The program chose the pointer, so nothing is assumed about its alignment.
         unsafe { number.write_unaligned(number.read_unaligned().lower(most)) };
@@ -36,7 +36,7 @@ unsafe fn lower<T: Bytes>(number: *mut T, most: u64) {
 /// # Safety
 ///
 /// The pointers are those that `call` gives to the driver.
-pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, code: Code) -> Code {
+pub(crate) unsafe fn memory<T: DriverNumber>(free: *mut T, total: *mut T, code: CuResult) -> CuResult {
     if code != SUCCESS {
         return code;
     }
@@ -59,7 +59,7 @@ pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, code: Code) -
 /// # Safety
 ///
 /// The pointer is the one that `call` gives to the driver.
-pub(crate) unsafe fn total<T: Bytes>(total: *mut T, device: Device, code: Code) -> Code {
+pub(crate) unsafe fn total<T: DriverNumber>(total: *mut T, device: CuDevice, code: CuResult) -> CuResult {
     if code != SUCCESS {
         return code;
     }

@@ -4,16 +4,16 @@ use std::fmt;
 
 /// The address of a function on the PCI bus. Addresses are ordered as on the bus, not as texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Address {
+pub(crate) struct PciAddress {
     domain: u32,
     bus: u32,
     device: u32,
     function: u32,
 }
 
-impl Address {
+impl PciAddress {
     /// Parse the kernel's name of a function, such as `0000:19:00.0`. Some machines have domains of five and more digits.
-    pub(crate) fn parse(name: &str) -> Option<Address> {
+    pub(crate) fn parse(name: &str) -> Option<PciAddress> {
         let (domain, rest) = name.split_once(':')?;
         let (bus, rest) = rest.split_once(':')?;
         let (device, function) = rest.split_once('.')?;
@@ -22,7 +22,7 @@ impl Address {
             let value = is_hex.then(|| u32::from_str_radix(text, 16).ok()).flatten();
             value.filter(|value| *value <= most)
         };
-        Some(Address {
+        Some(PciAddress {
             domain: number(domain, 4..=8, u32::MAX)?,
             bus: number(bus, 2..=2, 0xff)?,
             device: number(device, 2..=2, 0x1f)?,
@@ -31,8 +31,8 @@ impl Address {
     }
 
     /// Return the address of the first function of a device.
-    pub(crate) fn of_card(domain: u32, bus: u32, device: u32) -> Address {
-        Address {
+    pub(crate) fn of_card(domain: u32, bus: u32, device: u32) -> PciAddress {
+        PciAddress {
             domain,
             bus,
             device,
@@ -41,14 +41,14 @@ impl Address {
     }
 
     /// Return the address without the function.
-    pub(crate) fn card(self) -> Address {
-        Address { function: 0, ..self }
+    pub(crate) fn card(self) -> PciAddress {
+        PciAddress { function: 0, ..self }
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Address {
+        let PciAddress {
             domain,
             bus,
             device,
@@ -71,9 +71,9 @@ mod tests {
             "0001:02:1f.7",
             "10000:e1:00.0",
         ];
-        let read: Vec<Address> = names.iter().map(|name| Address::parse(name).expect(name)).collect();
+        let read: Vec<PciAddress> = names.iter().map(|name| PciAddress::parse(name).expect(name)).collect();
         assert!(read.is_sorted());
-        assert_eq!(read.iter().map(Address::to_string).collect::<Vec<_>>(), names);
+        assert_eq!(read.iter().map(PciAddress::to_string).collect::<Vec<_>>(), names);
         for name in [
             "",
             "bind",
@@ -85,7 +85,7 @@ mod tests {
             "0000:+1:00.0",
             "0000:19:00.0/x",
         ] {
-            assert_eq!(Address::parse(name), None, "{name}");
+            assert_eq!(PciAddress::parse(name), None, "{name}");
         }
     }
 }

@@ -16,15 +16,18 @@ use std::time::Duration;
 use divvy_host::{Files, Tree};
 use divvy_model::{MiB, Partition, Vendor};
 
-use self::devices::Device;
-use self::kfd::Node;
+use self::devices::AmdDevice;
+use self::kfd::KfdNode;
 use self::links::Links;
 use self::ras::Counters;
-use crate::address::Address;
-use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
-use crate::protocol::Limited;
-use crate::sysfs::{self, Directory, bounded, natural, pod_of, printable};
-use crate::{Code, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot, Unreadable, dmem, kernel_files};
+use crate::address::PciAddress;
+use crate::backend::{Backend, Cgroup, DriverCalls, DriverEvent, EventSink, report};
+use crate::protocol::LimitAnswer;
+use crate::sysfs::{self, SysfsDirectory, bounded, natural, pod_of, printable};
+use crate::{
+    Failure, FailureCode, Fault, GpuFacts, GpuGauges, GpuProcesses, Snapshot, UnreadableDevice, UtilizationSample, dmem,
+    kernel_files,
+};
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
@@ -37,18 +40,18 @@ const MEMORY_ERROR: &str = "uncorrectable memory error";
 
 /// The driver for AMD GPUs.
 #[derive(Debug)]
-pub struct Amd {
+pub struct AmdBackend {
     sys_root: PathBuf,
-    calls: Calls,
-    memory: Memory,
+    calls: DriverCalls,
+    memory: RememberedDevices,
     counters: Counters,
     links: Links,
-    events: Option<Sink>,
+    events: Option<EventSink>,
 }
 
 /// What is remembered of each device, by its name in `/sys`.
 #[derive(Debug, Default)]
-struct Memory {
+struct RememberedDevices {
     /// The unique id from which the UUID was made, if the device had one, and the UUID. A device keeps its UUID while its unique
     /// id stays the same, whatever happens to the other devices.
     names: BTreeMap<String, (Option<u64>, String)>,
@@ -56,15 +59,15 @@ struct Memory {
     facts: BTreeMap<String, GpuFacts>,
 }
 
-type Found<'t> = crate::kernel_files::Found<Device<'t>>;
+type FoundAmdDevice<'t> = crate::kernel_files::Found<AmdDevice<'t>>;
 
-impl Amd {
-    /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`Code::DriverNotLoaded`] if amdgpu is not loaded.
-    pub fn open(sys_root: &Path, calls: &Calls) -> Result<Amd, Failure> {
-        let amd = Amd {
+impl AmdBackend {
+    /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`FailureCode::DriverNotLoaded`] if amdgpu is not loaded.
+    pub fn open(sys_root: &Path, calls: &DriverCalls) -> Result<AmdBackend, Failure> {
+        let amd = AmdBackend {
             sys_root: sys_root.to_owned(),
             calls: calls.clone(),
-            memory: Memory::default(),
+            memory: RememberedDevices::default(),
             counters: Counters::default(),
             links: Links::default(),
             events: None,
@@ -77,12 +80,12 @@ impl Amd {
         Files::below(&self.sys_root)
     }
 
-    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Directory<'t>, Failure> {
+    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<SysfsDirectory<'t>, Failure> {
         devices::MODULE.open(tree, &self.sys_root, &self.calls)
     }
 
     /// Send a fault for each GPU whose error counters have risen. All partitions of a GPU share its counters.
-    fn judge(&mut self, found: &[Found<'_>]) {
+    fn judge(&mut self, found: &[FoundAmdDevice<'_>]) {
         for card in found.iter().filter(|found| found.device.place.1.is_none()) {
             let Some(function) = &card.device.function else { continue };
             let count = {
@@ -97,7 +100,7 @@ impl Amd {
             let of_card = found.iter().filter(|other| other.device.place.0 == card.device.place.0);
             for gpu in of_card.filter_map(|found| found.facts.as_ref().ok()) {
                 // An error means that the backend is being dropped.
-                events.send(Event::Fault(Fault {
+                events.send(DriverEvent::Fault(Fault {
                     vendor: Vendor::Amd,
                     uuid: Some(gpu.uuid.clone()),
                     code: count,
@@ -110,7 +113,7 @@ impl Amd {
     }
 }
 
-impl Backend for Amd {
+impl Backend for AmdBackend {
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let files = self.files();
         let module = self.module(&files)?;
@@ -163,19 +166,22 @@ impl Backend for Amd {
         ))
     }
 
-    fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
+    fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<UtilizationSample>, Failure> {
         Err(Failure::new(
-            Code::NotSupported,
+            FailureCode::NotSupported,
             "Divvy does not measure the compute time of AMD GPUs",
         ))
     }
 
-    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure> {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &mut self.memory);
         let Some((_, gpu)) = kernel_files::gpus(&found).find(|(_, gpu)| gpu.uuid == uuid) else {
-            return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
+            return Err(Failure::new(
+                FailureCode::GpuLost,
+                format!("there is no GPU {uuid} any longer"),
+            ));
         };
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
         if gpu.partition.is_some() {
@@ -184,7 +190,7 @@ impl Backend for Amd {
         dmem::limit(&files, uuid, &region(&gpu.pci), cgroup, hard)
     }
 
-    fn events(&mut self, sink: Sink) {
+    fn events(&mut self, sink: EventSink) {
         self.events = Some(sink);
     }
 
@@ -208,22 +214,22 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
 /// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if amdgpu is
 /// not loaded there.
 pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
-    let module = Directory::open(tree, devices::MODULE.path)?;
+    let module = SysfsDirectory::open(tree, devices::MODULE.path)?;
     // Nothing watches these calls: a value does not hang.
-    let calls = Calls::new(Duration::MAX);
-    let mut found = find(tree, &calls, &mut Memory::default());
+    let calls = DriverCalls::new(Duration::MAX);
+    let mut found = find(tree, &calls, &mut RememberedDevices::default());
     Links::default().connect(tree, &calls, &mut found);
     Some(kernel_files::assemble(Vendor::Amd, &module, found))
 }
 
 /// Read all GPUs.
-fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &mut Memory) -> Vec<Found<'t>> {
+fn find<'t>(tree: &'t dyn Tree, calls: &DriverCalls, memory: &mut RememberedDevices) -> Vec<FoundAmdDevice<'t>> {
     let devices = devices::devices(tree, calls);
     name(&devices, &mut memory.names);
     let mut taken = BTreeSet::new();
     let numbered = (0..).zip(devices);
     let found = numbered.map(|(index, device)| {
-        let unreadable = |error: String| Unreadable {
+        let unreadable = |error: String| UnreadableDevice {
             vendor: Vendor::Amd,
             index,
             lost: false,
@@ -251,21 +257,21 @@ fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &mut Memory) -> Vec<Found
                 },
             }),
         };
-        Found { device, facts }
+        FoundAmdDevice { device, facts }
     });
     found.collect()
 }
 
-fn trouble(device: &Device<'_>) -> String {
+fn trouble(device: &AmdDevice<'_>) -> String {
     let reason = device.trouble.as_deref().unwrap_or("KFD says nothing about it");
     format!("{}: {reason}", device.name)
 }
 
 /// Give a UUID to each device that KFD lists. The UUID consists of the card's unique id, or the PCI address if the card has no
 /// unique id of its own, and the partition's number.
-fn name(devices: &[Device<'_>], names: &mut BTreeMap<String, (Option<u64>, String)>) {
-    let unique_id = |device: &Device<'_>| device.node.as_ref()?.unique_id.filter(|id| *id > 0);
-    let mut cards: BTreeMap<u64, BTreeSet<Address>> = BTreeMap::new();
+fn name(devices: &[AmdDevice<'_>], names: &mut BTreeMap<String, (Option<u64>, String)>) {
+    let unique_id = |device: &AmdDevice<'_>| device.node.as_ref()?.unique_id.filter(|id| *id > 0);
+    let mut cards: BTreeMap<u64, BTreeSet<PciAddress>> = BTreeMap::new();
     for device in devices {
         if let Some(id) = unique_id(device) {
             cards.entry(id).or_default().insert(device.place.0);
@@ -296,7 +302,7 @@ fn name(devices: &[Device<'_>], names: &mut BTreeMap<String, (Option<u64>, Strin
 
 /// Return the GPU to which a partition belongs, and the partition's profile. The profile has the name that AMD's plugin gives to
 /// its resource, such as `cpx_nps4`.
-fn partition(device: &Device<'_>) -> Partition {
+fn partition(device: &AmdDevice<'_>) -> Partition {
     let mode = |file: &str| {
         let text = device.function.as_ref()?.text(file)?;
         let is_word = !text.is_empty() && text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
@@ -310,7 +316,7 @@ fn partition(device: &Device<'_>) -> Partition {
 }
 
 /// Read the facts of a device.
-fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts {
+fn read(device: &AmdDevice<'_>, node: &KfdNode, index: u32, uuid: String) -> GpuFacts {
     let function = device.function.as_ref();
     let cards = device.card.map(|minor| format!("dri/card{minor}"));
     let renders = device.render.map(|minor| format!("dri/renderD{minor}"));
@@ -373,13 +379,13 @@ fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts 
 /// Return the bytes that each of at most `most` processes uses on each GPU, by the GPU's number in KFD, then by PID.
 fn used(tree: &dyn Tree, most: usize) -> BTreeMap<u32, BTreeMap<u32, u64>> {
     let mut used: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
-    let Some(processes) = Directory::open(tree, PROCESSES) else {
+    let Some(processes) = SysfsDirectory::open(tree, PROCESSES) else {
         return used;
     };
     let names = processes.first_names(MOST_LISTED);
     let mut pids: Vec<u32> = names.iter().filter_map(|name| natural(name)).collect();
     pids.sort_unstable();
-    let machine = Directory::open(tree, sysfs::PROCESSES);
+    let machine = SysfsDirectory::open(tree, sysfs::PROCESSES);
     let mut of_pods: BTreeMap<Option<String>, u32> = BTreeMap::new();
     let mut by_turn: Vec<(u32, u32)> = Vec::new();
     for pid in pids {

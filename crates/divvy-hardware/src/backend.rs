@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use divvy_host::Files;
 use divvy_model::{MiB, Vendor};
 
-use crate::protocol::Limited;
-use crate::{Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot};
+use crate::protocol::LimitAnswer;
+use crate::{Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Snapshot, UtilizationSample};
 
-/// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
+/// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`DriverCalls`]).
 pub trait Backend: Send {
     /// Read all GPUs of the vendor. A GPU that cannot be read is part of the result and not a failure.
     fn snapshot(&mut self) -> Result<Snapshot, Failure>;
@@ -32,20 +32,20 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU does not measure this.
-    fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure>;
+    fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<UtilizationSample>, Failure>;
 
     /// Limit how much memory of a GPU the processes of a cgroup can allocate, and check that the driver has the limit.
     ///
     /// A pod's limit must hold for the sum of its containers. So a container's limit is only set if the pod has the same limit, and if that still
-    /// holds afterwards: limits nest, or the container is alone. Otherwise it is left out ([`Limited::left_out`]).
+    /// holds afterwards: limits nest, or the container is alone. Otherwise it is left out ([`LimitAnswer::left_out`]).
     ///
     /// # Errors
     /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU cannot do this.
-    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure>;
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure>;
 
     /// Start to listen for errors that the driver reports on its own. `sink` gets every event that happens after this call has returned, until
     /// the backend is dropped.
-    fn events(&mut self, sink: Sink);
+    fn events(&mut self, sink: EventSink);
 
     /// Report whether a lost GPU stays lost for this backend until the driver is opened again.
     fn keeps_lost(&self) -> bool;
@@ -71,28 +71,28 @@ pub struct PodOf {
 
 /// Gets a driver's events, on the thread that receives them.
 #[derive(Clone)]
-pub struct Sink(Arc<dyn Fn(Event) + Send + Sync>);
+pub struct EventSink(Arc<dyn Fn(DriverEvent) + Send + Sync>);
 
-impl fmt::Debug for Sink {
+impl fmt::Debug for EventSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Sink")
     }
 }
 
-impl Sink {
+impl EventSink {
     /// Make a sink of a function, which must not block.
-    pub fn new(take: impl Fn(Event) + Send + Sync + 'static) -> Sink {
-        Sink(Arc::new(take))
+    pub fn new(take: impl Fn(DriverEvent) + Send + Sync + 'static) -> EventSink {
+        EventSink(Arc::new(take))
     }
 
     /// Pass on an event.
-    pub fn send(&self, event: Event) {
+    pub fn send(&self, event: DriverEvent) {
         (self.0)(event);
     }
 }
 
 /// Tell the clients which files of a vendor's GPUs exist but cannot be read.
-pub(crate) fn report(events: Option<&Sink>, vendor: Vendor, files: &Files) {
+pub(crate) fn report(events: Option<&EventSink>, vendor: Vendor, files: &Files) {
     let troubles = files.troubles();
     if let (Some(events), false) = (events, troubles.is_empty()) {
         let more = match troubles.len().saturating_sub(MOST_TROUBLES) {
@@ -100,7 +100,7 @@ pub(crate) fn report(events: Option<&Sink>, vendor: Vendor, files: &Files) {
             more => format!("; and {more} more"),
         };
         let named = &troubles[..troubles.len().min(MOST_TROUBLES)];
-        events.send(Event::Degraded(format!(
+        events.send(DriverEvent::Degraded(format!(
             "files of {} GPUs cannot be read: {}{more}",
             vendor.title(),
             named.join("; ")
@@ -113,7 +113,7 @@ const MOST_TROUBLES: usize = 8;
 
 /// An event that the driver reports on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum DriverEvent {
     /// An error of a GPU.
     Fault(Fault),
     /// The reason why events of one GPU or of all GPUs cannot be received. Polling still detects lost GPUs.
@@ -123,13 +123,13 @@ pub enum Event {
 /// The driver calls in flight, for the watchdog. A call that hangs in a driver cannot be interrupted, so the watchdog ends the whole
 /// process.
 #[derive(Debug, Clone)]
-pub struct Calls {
+pub struct DriverCalls {
     limit: Duration,
-    running: Arc<Mutex<Running>>,
+    running: Arc<Mutex<RunningCalls>>,
 }
 
 #[derive(Debug, Default)]
-struct Running {
+struct RunningCalls {
     last: u64,
     calls: BTreeMap<u64, (Cow<'static, str>, Instant, Duration)>,
 }
@@ -138,10 +138,10 @@ struct Running {
 /// each GPU, which takes seconds per GPU. With a limit of 10 s per call, initialization may take 60 s.
 const INITIALISING: u32 = 6;
 
-impl Calls {
+impl DriverCalls {
     /// Create a set whose calls may take `limit`, and six times as long for initialization.
-    pub fn new(limit: Duration) -> Calls {
-        Calls {
+    pub fn new(limit: Duration) -> DriverCalls {
+        DriverCalls {
             limit,
             running: Arc::default(),
         }
@@ -149,28 +149,28 @@ impl Calls {
 
     /// Count a call as running until the returned value is dropped.
     #[must_use = "dropping this value marks the call as finished"]
-    pub fn enter(&self, what: impl Into<Cow<'static, str>>) -> Call<'_> {
+    pub fn enter(&self, what: impl Into<Cow<'static, str>>) -> RunningCall<'_> {
         self.enter_for(what.into(), self.limit)
     }
 
-    /// Like [`Calls::enter`], for loading and initializing a driver.
+    /// Like [`DriverCalls::enter`], for loading and initializing a driver.
     #[must_use = "dropping this value marks the call as finished"]
-    pub fn enter_init(&self, what: impl Into<Cow<'static, str>>) -> Call<'_> {
+    pub fn enter_init(&self, what: impl Into<Cow<'static, str>>) -> RunningCall<'_> {
         self.enter_for(what.into(), self.limit.saturating_mul(INITIALISING))
     }
 
-    /// Like [`Calls::enter`], for a call that itself waits for `wait`.
+    /// Like [`DriverCalls::enter`], for a call that itself waits for `wait`.
     #[must_use = "dropping this value marks the call as finished"]
-    pub fn enter_wait(&self, what: impl Into<Cow<'static, str>>, wait: Duration) -> Call<'_> {
+    pub fn enter_wait(&self, what: impl Into<Cow<'static, str>>, wait: Duration) -> RunningCall<'_> {
         self.enter_for(what.into(), self.limit.saturating_add(wait))
     }
 
-    fn enter_for(&self, what: Cow<'static, str>, limit: Duration) -> Call<'_> {
+    fn enter_for(&self, what: Cow<'static, str>, limit: Duration) -> RunningCall<'_> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.last += 1;
         let id = running.last;
         running.calls.insert(id, (what, Instant::now(), limit));
-        Call { calls: self, id }
+        RunningCall { calls: self, id }
     }
 
     /// Return the name of a call that has exceeded its limit at `now`, and how long it has been running.
@@ -185,12 +185,12 @@ impl Calls {
 
 /// A driver call in flight.
 #[derive(Debug)]
-pub struct Call<'c> {
-    calls: &'c Calls,
+pub struct RunningCall<'c> {
+    calls: &'c DriverCalls,
     id: u64,
 }
 
-impl Drop for Call<'_> {
+impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         let mut running = self.calls.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.calls.remove(&self.id);
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_call_is_overdue_only_while_it_runs_and_after_its_limit() {
-        let calls = Calls::new(Duration::from_secs(10));
+        let calls = DriverCalls::new(Duration::from_secs(10));
         let now = Instant::now();
         let after = |seconds| now + Duration::from_secs(seconds);
         let call = calls.enter("reading GPU 0");

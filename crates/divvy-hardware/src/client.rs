@@ -18,18 +18,19 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use self::child::Child;
-use self::connection::Connection;
+use self::child::ProbeChild;
+use self::connection::ProbeConnection;
 use crate::protocol::{
-    Answer, DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, ShareName, bounded,
+    DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, LimitAnswer, LimitRequest, ProbeOp, RawAnswer,
+    ShareName, bounded,
 };
-use crate::{Code, Failure, GpuGauges, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
+use crate::{Failure, FailureCode, GpuGauges, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
 
 pub use self::once::{cuda_snapshot, snapshot};
 
 /// Which probe to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Probe {
+pub enum ProbeSource {
     /// A probe that runs independently and listens on this socket.
     Socket(PathBuf),
     /// A child process that the client starts, and restarts when it ends or hangs.
@@ -61,7 +62,7 @@ pub struct Spawn {
 
 /// Intervals and timeouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
+pub struct ProbeTiming {
     /// The time between two snapshots.
     pub poll: Duration,
     /// The timeout of an answer once this probe has delivered a snapshot. By default the probe's own watchdog acts earlier and knows which
@@ -75,9 +76,9 @@ pub struct Timing {
     pub longest_backoff: Duration,
 }
 
-impl Default for Timing {
-    fn default() -> Timing {
-        Timing {
+impl Default for ProbeTiming {
+    fn default() -> ProbeTiming {
+        ProbeTiming {
             poll: Duration::from_secs(5),
             answer: Duration::from_secs(15),
             first_answer: Duration::from_secs(75),
@@ -117,18 +118,18 @@ pub struct ProbeClient {
 /// Sends requests to a running probe; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ProbeHandle {
-    asks: mpsc::Sender<Ask>,
+    asks: mpsc::Sender<ProbeAsk>,
 }
 
 /// An operation, and where to send its answer.
 #[derive(Debug)]
-struct Ask(Op, Reply);
+struct ProbeAsk(ProbeOp, AnswerSender);
 
-type Reply = oneshot::Sender<Result<Answer, Failure>>;
+type AnswerSender = oneshot::Sender<Result<RawAnswer, Failure>>;
 
 impl ProbeClient {
     /// Start the client in the background. The caller must be within a tokio runtime.
-    pub fn start(probe: Probe, timing: Timing) -> ProbeClient {
+    pub fn start(probe: ProbeSource, timing: ProbeTiming) -> ProbeClient {
         let (sender, updates) = mpsc::channel(QUEUE);
         let (asks, asked) = mpsc::channel(8);
         let task = tokio::spawn(run(probe, timing, sender, asked));
@@ -160,16 +161,16 @@ impl Drop for ProbeClient {
 impl ProbeHandle {
     /// Read the processes on all GPUs now.
     pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Failure> {
-        let all: Vec<GpuProcesses> = self.ask(Op::Processes).await?.read()?;
+        let all: Vec<GpuProcesses> = self.ask(ProbeOp::Processes).await?.read()?;
         GpuProcesses::validate(&all).map_err(protocol)?;
         Ok(all)
     }
 
     /// Read how busy processes keep these GPUs. The answer has only GPUs that were asked for. An older probe refuses this with
-    /// [`Code::Protocol`].
+    /// [`FailureCode::Protocol`].
     pub async fn utilization(&self, gpus: Vec<SamplesSince>) -> Result<Vec<GpuSamples>, Failure> {
         let asked: BTreeSet<String> = gpus.iter().map(|of| of.uuid.clone()).collect();
-        let mut all: Vec<GpuSamples> = self.ask(Op::Utilization { gpus }).await?.read()?;
+        let mut all: Vec<GpuSamples> = self.ask(ProbeOp::Utilization { gpus }).await?.read()?;
         GpuSamples::validate(&all).map_err(protocol)?;
         all.retain(|of| asked.contains(&of.uuid));
         for of in &mut all {
@@ -178,69 +179,69 @@ impl ProbeHandle {
         Ok(all)
     }
 
-    /// Read what the drivers measure and count of all GPUs now. An older probe refuses this with [`Code::Protocol`].
+    /// Read what the drivers measure and count of all GPUs now. An older probe refuses this with [`FailureCode::Protocol`].
     pub async fn metrics(&self) -> Result<Vec<GpuGauges>, Failure> {
-        let all: Vec<GpuGauges> = self.ask(Op::Metrics).await?.read()?;
+        let all: Vec<GpuGauges> = self.ask(ProbeOp::Metrics).await?.read()?;
         GpuGauges::validate(&all).map_err(protocol)?;
         Ok(all)
     }
 
-    /// End a process of a pod. Succeeds if the process has ended already. An older probe refuses this with [`Code::Protocol`].
+    /// End a process of a pod. Succeeds if the process has ended already. An older probe refuses this with [`FailureCode::Protocol`].
     pub async fn kill(&self, kill: Kill) -> Result<(), Failure> {
-        self.ask(Op::Kill(kill)).await.map(drop)
+        self.ask(ProbeOp::Kill(kill)).await.map(drop)
     }
 
-    /// Check the driver's files on the machine. An older probe refuses this with [`Code::Protocol`].
+    /// Check the driver's files on the machine. An older probe refuses this with [`FailureCode::Protocol`].
     pub async fn driver(&self, question: DriverQuestion) -> Result<DriverFiles, Failure> {
-        self.ask(Op::Driver(question)).await?.read()
+        self.ask(ProbeOp::Driver(question)).await?.read()
     }
 
-    /// Make the CDI spec of the driver from the basis that [`ProbeHandle::driver`] found. Fails with [`Code::DriverFiles`] if no
+    /// Make the CDI spec of the driver from the basis that [`ProbeHandle::driver`] found. Fails with [`FailureCode::DriverFiles`] if no
     /// spec can be made.
     pub async fn driver_spec(&self, basis: Basis) -> Result<DriverSpec, Failure> {
-        let made: DriverSpec = self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?.read()?;
+        let made: DriverSpec = self.ask(ProbeOp::DriverSpec { basis: Box::new(basis) }).await?.read()?;
         if made.spec.is_valid() {
             Ok(made)
         } else {
             Err(Failure::new(
-                Code::Protocol,
+                FailureCode::Protocol,
                 "the probe's CDI spec of the driver is not valid",
             ))
         }
     }
 
-    /// Limit how much memory of a GPU the processes of a pod or of a container can allocate. An older probe refuses this with [`Code::Protocol`].
-    pub async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
-        self.ask(Op::Limit(limit)).await?.read()
+    /// Limit how much memory of a GPU the processes of a pod or of a container can allocate. An older probe refuses this with [`FailureCode::Protocol`].
+    pub async fn limit(&self, limit: LimitRequest) -> Result<LimitAnswer, Failure> {
+        self.ask(ProbeOp::Limit(limit)).await?.read()
     }
 
-    /// Mount a file system of their own for the files of a share. Succeeds if there is one already. [`Code::NotSupported`] says that the files lie on the
-    /// disk; an older probe refuses this with [`Code::Protocol`].
+    /// Mount a file system of their own for the files of a share. Succeeds if there is one already. [`FailureCode::NotSupported`] says that the files lie on the
+    /// disk; an older probe refuses this with [`FailureCode::Protocol`].
     pub async fn mount_share(&self, share: ShareName) -> Result<(), Failure> {
-        self.ask(Op::MountShare(share)).await.map(drop)
+        self.ask(ProbeOp::MountShare(share)).await.map(drop)
     }
 
     /// Unmount the file system of a share. Succeeds if there is none. The same errors as for [`ProbeHandle::mount_share`].
     pub async fn unmount_share(&self, share: ShareName) -> Result<(), Failure> {
-        self.ask(Op::UnmountShare(share)).await.map(drop)
+        self.ask(ProbeOp::UnmountShare(share)).await.map(drop)
     }
 
-    async fn ask(&self, op: Op) -> Result<Answer, Failure> {
-        let gone = |_| Failure::new(Code::ProbeUnreachable, "the probe is not connected");
+    async fn ask(&self, op: ProbeOp) -> Result<RawAnswer, Failure> {
+        let gone = |_| Failure::new(FailureCode::ProbeUnreachable, "the probe is not connected");
         let (sender, receiver) = oneshot::channel();
-        self.asks.try_send(Ask(op, sender)).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Failure::new(Code::Busy, "too many requests are waiting for the probe"),
-            mpsc::error::TrySendError::Closed(_) => Failure::new(Code::ProbeUnreachable, "the probe's client has ended"),
+        self.asks.try_send(ProbeAsk(op, sender)).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Failure::new(FailureCode::Busy, "too many requests are waiting for the probe"),
+            mpsc::error::TrySendError::Closed(_) => Failure::new(FailureCode::ProbeUnreachable, "the probe's client has ended"),
         })?;
         receiver.await.map_err(gone)?
     }
 }
 
 /// The state that outlives one connection.
-struct Client {
-    timing: Timing,
+struct ClientState {
+    timing: ProbeTiming,
     updates: mpsc::Sender<Update>,
-    asked: mpsc::Receiver<Ask>,
+    asked: mpsc::Receiver<ProbeAsk>,
     /// The run of the probe, and the sequence number of the last fault that was passed on.
     last_fault: Option<(String, u64)>,
 }
@@ -248,8 +249,8 @@ struct Client {
 /// The reader of the updates is gone, so the client ends.
 struct Gone;
 
-async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked: mpsc::Receiver<Ask>) {
-    let mut client = Client {
+async fn run(probe: ProbeSource, timing: ProbeTiming, updates: mpsc::Sender<Update>, asked: mpsc::Receiver<ProbeAsk>) {
+    let mut client = ClientState {
         timing,
         updates,
         asked,
@@ -258,7 +259,7 @@ async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked:
     let mut backoff = timing.backoff;
     loop {
         let session = client.session(&probe).await;
-        let Ended { failure, useful } = session;
+        let EndedSession { failure, useful } = session;
         let Some(failure) = failure else { return };
         tracing::warn!(code = %failure.code, "{}", failure.text);
         if client.updates.send(Update::Unavailable(failure)).await.is_err() {
@@ -277,24 +278,24 @@ async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked:
 }
 
 /// How a session ended. `failure` is `None` if the reader is gone; `useful` says that at least one snapshot arrived.
-struct Ended {
+struct EndedSession {
     failure: Option<Failure>,
     useful: bool,
 }
 
 /// A request without an answer so far.
 struct Pending {
-    kind: Kind,
+    kind: ExchangeKind,
     since: Instant,
 }
 
-enum Kind {
+enum ExchangeKind {
     Hello,
     Snapshot,
-    Asked(Reply),
+    Asked(AnswerSender),
 }
 
-impl Client {
+impl ClientState {
     /// Refuse requests while there is no connection.
     async fn refuse_until(&mut self, until: Instant) -> Result<(), Gone> {
         loop {
@@ -302,8 +303,8 @@ impl Client {
                 () = sleep_until(until) => return Ok(()),
                 () = self.updates.closed() => return Err(Gone),
                 ask = self.asked.recv() => match ask {
-                    Some(Ask(_, sender)) => {
-                        let failure = Failure::new(Code::ProbeUnreachable, "the probe is not connected");
+                    Some(ProbeAsk(_, sender)) => {
+                        let failure = Failure::new(FailureCode::ProbeUnreachable, "the probe is not connected");
                         // The caller may have stopped waiting.
                         let _ = sender.send(Err(failure));
                     }
@@ -315,14 +316,14 @@ impl Client {
     }
 
     /// Connect, starting a probe if necessary, and communicate until something fails.
-    async fn session(&mut self, probe: &Probe) -> Ended {
+    async fn session(&mut self, probe: &ProbeSource) -> EndedSession {
         let mut child = match probe {
-            Probe::Socket(_) => None,
-            Probe::Spawn(spawn) => match Child::start(spawn).await {
+            ProbeSource::Socket(_) => None,
+            ProbeSource::Spawn(spawn) => match ProbeChild::start(spawn).await {
                 Ok(child) => Some(child),
                 Err(error) => {
-                    let failure = Failure::new(Code::ProbeUnreachable, error.to_string());
-                    return Ended {
+                    let failure = Failure::new(FailureCode::ProbeUnreachable, error.to_string());
+                    return EndedSession {
                         failure: Some(failure),
                         useful: false,
                     };
@@ -330,9 +331,9 @@ impl Client {
             },
         };
         let socket = match (probe, &child) {
-            (Probe::Socket(path), _) => path.clone(),
-            (Probe::Spawn(_), Some(child)) => child.socket().to_owned(),
-            (Probe::Spawn(spawn), None) => spawn.dir.clone(),
+            (ProbeSource::Socket(path), _) => path.clone(),
+            (ProbeSource::Spawn(_), Some(child)) => child.socket().to_owned(),
+            (ProbeSource::Spawn(spawn), None) => spawn.dir.clone(),
         };
         let mut useful = false;
         let talk = async {
@@ -342,7 +343,7 @@ impl Client {
             } else {
                 Duration::ZERO
             };
-            let connection = Connection::open(&socket, patience).await?;
+            let connection = ProbeConnection::open(&socket, patience).await?;
             self.talk(connection, &mut useful).await
         };
         let failure = match &mut child {
@@ -355,7 +356,7 @@ impl Client {
                     result = talk => result.err(),
                 };
                 match failure {
-                    Some(failure) if failure.code == Code::ProbeUnreachable => Some(child.explain(failure).await),
+                    Some(failure) if failure.code == FailureCode::ProbeUnreachable => Some(child.explain(failure).await),
                     other => other,
                 }
             }
@@ -363,20 +364,28 @@ impl Client {
         if let Some(child) = child {
             child.kill().await;
         }
-        Ended { failure, useful }
+        EndedSession { failure, useful }
     }
 
     /// Send requests and pass on the answers. Return `Ok` if the reader is gone.
-    async fn talk(&mut self, mut connection: Connection, useful: &mut bool) -> Result<(), Failure> {
+    async fn talk(&mut self, mut connection: ProbeConnection, useful: &mut bool) -> Result<(), Failure> {
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
         let mut last_id = 0;
         let mut next_poll = Instant::now();
         let mut last_poll = None;
         let mut patient_until = Some(Instant::now() + self.timing.answer);
         let limit = self.timing.answer;
-        ask(&mut connection, &mut pending, &mut last_id, Op::Hello, Kind::Hello, limit).await?;
+        ask(
+            &mut connection,
+            &mut pending,
+            &mut last_id,
+            ProbeOp::Hello,
+            ExchangeKind::Hello,
+            limit,
+        )
+        .await?;
         loop {
-            let snapshot_asked = pending.values().any(|pending| matches!(pending.kind, Kind::Snapshot));
+            let snapshot_asked = pending.values().any(|pending| matches!(pending.kind, ExchangeKind::Snapshot));
             let limit = if *useful {
                 self.timing.answer
             } else {
@@ -387,13 +396,13 @@ impl Client {
                 () = self.updates.closed() => return Ok(()),
                 () = until(deadline) => {
                     let text = format!("the probe has not answered for {:.1} s; the driver may hang", limit.as_secs_f64());
-                    return Err(Failure::new(Code::Timeout, text));
+                    return Err(Failure::new(FailureCode::Timeout, text));
                 }
                 // Tell the reader early that a driver takes a long time to initialize.
                 () = until(patient_until.filter(|_| !*useful)) => {
                     patient_until = None;
                     let text = "the driver has not answered yet; it is still being initialized, or it hangs";
-                    let update = Update::Unavailable(Failure::new(Code::Timeout, text));
+                    let update = Update::Unavailable(Failure::new(FailureCode::Timeout, text));
                     if self.deliver(update, &mut pending).await.is_err() {
                         return Ok(());
                     }
@@ -413,7 +422,7 @@ impl Client {
                         FromProbe::Answer { id: Some(id), result } => match pending.remove(&id).map(|pending| pending.kind) {
                             // Ignore an answer without a request.
                             None => {}
-                            Some(Kind::Hello) => {
+                            Some(ExchangeKind::Hello) => {
                                 let hello: Hello = result?.read()?;
                                 for past in &hello.recent {
                                     past.event.fault.validate().map_err(protocol)?;
@@ -422,7 +431,7 @@ impl Client {
                                     return Ok(());
                                 }
                             }
-                            Some(Kind::Snapshot) => {
+                            Some(ExchangeKind::Snapshot) => {
                                 let update = match result {
                                     Ok(answer) => {
                                         let snapshot: Snapshot = answer.read()?;
@@ -440,7 +449,7 @@ impl Client {
                                     return Ok(());
                                 }
                             }
-                            Some(Kind::Asked(sender)) => {
+                            Some(ExchangeKind::Asked(sender)) => {
                                 // The caller may have stopped waiting.
                                 let _ = sender.send(result);
                             }
@@ -448,12 +457,12 @@ impl Client {
                     }
                 }
                 () = sleep_until(next_poll), if !snapshot_asked => {
-                    ask(&mut connection, &mut pending, &mut last_id, Op::Snapshot, Kind::Snapshot, limit).await?;
+                    ask(&mut connection, &mut pending, &mut last_id, ProbeOp::Snapshot, ExchangeKind::Snapshot, limit).await?;
                     last_poll = Some(Instant::now());
                     next_poll = Instant::now() + self.timing.poll;
                 }
-                Some(Ask(op, sender)) = self.asked.recv() => {
-                    ask(&mut connection, &mut pending, &mut last_id, op, Kind::Asked(sender), limit).await?;
+                Some(ProbeAsk(op, sender)) = self.asked.recv() => {
+                    ask(&mut connection, &mut pending, &mut last_id, op, ExchangeKind::Asked(sender), limit).await?;
                 }
             }
         }
@@ -498,12 +507,12 @@ impl Client {
     }
 }
 
-fn child_is_starting(probe: &Probe) -> bool {
-    matches!(probe, Probe::Spawn(_))
+fn child_is_starting(probe: &ProbeSource) -> bool {
+    matches!(probe, ProbeSource::Spawn(_))
 }
 
 fn protocol(error: crate::Error) -> Failure {
-    Failure::new(Code::Protocol, error.to_string())
+    Failure::new(FailureCode::Protocol, error.to_string())
 }
 
 /// Return when the next snapshot may be taken: now, or [`AFTER_FAULT`] after the last one if that is later.
@@ -520,11 +529,11 @@ async fn until(at: Option<Instant>) {
 }
 
 async fn ask(
-    connection: &mut Connection,
+    connection: &mut ProbeConnection,
     pending: &mut BTreeMap<u64, Pending>,
     last_id: &mut u64,
-    op: Op,
-    kind: Kind,
+    op: ProbeOp,
+    kind: ExchangeKind,
     limit: Duration,
 ) -> Result<(), Failure> {
     *last_id += 1;

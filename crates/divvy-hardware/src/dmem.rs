@@ -13,9 +13,9 @@ use divvy_host::Tree;
 use divvy_model::MiB;
 
 use crate::backend::Cgroup;
-use crate::protocol::Limited;
-use crate::sysfs::{Directory, natural};
-use crate::{Code, Failure};
+use crate::protocol::LimitAnswer;
+use crate::sysfs::{SysfsDirectory, natural};
+use crate::{Failure, FailureCode};
 
 /// The root of the cgroups.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -36,7 +36,7 @@ pub(crate) struct Regions {
 impl Regions {
     /// Read the sizes of all memories, and what all processes use of them.
     pub(crate) fn read(tree: &dyn Tree) -> Regions {
-        let root = Directory::open(tree, ROOT);
+        let root = SysfsDirectory::open(tree, ROOT);
         // A text that was cut off would show a GPU with fewer regions than it has.
         let text = |file: &str| root.as_ref()?.text(file).filter(|text| text.ends_with('\n'));
         Regions {
@@ -86,15 +86,15 @@ fn value<'t>(text: &'t str, region: &str) -> Option<&'t str> {
 
 /// Report whether the kernel can limit the memory of this region.
 pub(crate) fn can_limit(tree: &dyn Tree, region: &str) -> bool {
-    let text = Directory::open(tree, ROOT).and_then(|root| root.text(CAPACITY));
+    let text = SysfsDirectory::open(tree, ROOT).and_then(|root| root.text(CAPACITY));
     text.is_some_and(|text| value(&text, region).is_some())
 }
 
 /// Limit what a pod's processes can allocate of a region, which is the memory of the GPU `uuid`.
 ///
 /// # Errors
-/// Fails with [`Code::NotSupported`] if the kernel has no such region, refuses the limit, or does not have it afterwards.
-pub(crate) fn limit(tree: &dyn Tree, uuid: &str, region: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+/// Fails with [`FailureCode::NotSupported`] if the kernel has no such region, refuses the limit, or does not have it afterwards.
+pub(crate) fn limit(tree: &dyn Tree, uuid: &str, region: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure> {
     if !can_limit(tree, region) {
         let why = format!(
             "dmem.capacity does not list it; the region {region} needs Linux 6.14 or later with CONFIG_CGROUP_DMEM, and cgroups of version 2"
@@ -108,7 +108,7 @@ pub(crate) fn limit(tree: &dyn Tree, uuid: &str, region: &str, cgroup: &Cgroup, 
         let path = cgroup.directory.join(MAX);
         set(&path, region, bytes).map_err(|why| refusal(uuid, cgroup, &format!("{}: {why}", path.display())))?;
     }
-    Ok(Limited {
+    Ok(LimitAnswer {
         used: MiB::from_bytes(used(&cgroup.directory, region)),
         left_out,
     })
@@ -120,7 +120,7 @@ pub(crate) fn refusal(uuid: &str, cgroup: &Cgroup, why: &str) -> Failure {
         "the kernel does not limit the memory of GPU {uuid} for {}: {why}",
         cgroup.directory.display()
     );
-    Failure::new(Code::NotSupported, text)
+    Failure::new(FailureCode::NotSupported, text)
 }
 
 /// Why the kernel does not have a limit.

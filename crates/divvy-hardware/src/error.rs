@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The kind of a failure, as sent on the socket and in [`crate::client::Update::Unavailable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Code {
+pub enum FailureCode {
     /// The driver's library exists, but the kernel module is not loaded or does not answer.
     DriverNotLoaded,
     /// The driver's library was not found or could not be loaded.
@@ -35,43 +35,43 @@ pub enum Code {
     Unknown,
 }
 
-impl Code {
+impl FailureCode {
     /// Return the code as sent on the socket, such as `driver_not_loaded`, for metrics and conditions.
     pub fn as_str(self) -> &'static str {
         match self {
-            Code::DriverNotLoaded => "driver_not_loaded",
-            Code::LibraryNotFound => "library_not_found",
-            Code::NoPermission => "no_permission",
-            Code::Timeout => "timeout",
-            Code::GpuLost => "gpu_lost",
-            Code::ProbeUnreachable => "probe_unreachable",
-            Code::Protocol => "protocol",
-            Code::DriverFiles => "driver_files",
-            Code::Busy => "busy",
-            Code::NotSupported => "not_supported",
-            Code::Unknown => "unknown",
+            FailureCode::DriverNotLoaded => "driver_not_loaded",
+            FailureCode::LibraryNotFound => "library_not_found",
+            FailureCode::NoPermission => "no_permission",
+            FailureCode::Timeout => "timeout",
+            FailureCode::GpuLost => "gpu_lost",
+            FailureCode::ProbeUnreachable => "probe_unreachable",
+            FailureCode::Protocol => "protocol",
+            FailureCode::DriverFiles => "driver_files",
+            FailureCode::Busy => "busy",
+            FailureCode::NotSupported => "not_supported",
+            FailureCode::Unknown => "unknown",
         }
     }
 }
 
-impl Code {
+impl FailureCode {
     /// Report whether the driver, its library, or its kernel module refused, and not the way to them. Trying again helps only after a
     /// change of the node.
     pub fn is_refusal(self) -> bool {
         match self {
-            Code::DriverNotLoaded
-            | Code::LibraryNotFound
-            | Code::NoPermission
-            | Code::GpuLost
-            | Code::DriverFiles
-            | Code::NotSupported
-            | Code::Unknown => true,
-            Code::Timeout | Code::ProbeUnreachable | Code::Protocol | Code::Busy => false,
+            FailureCode::DriverNotLoaded
+            | FailureCode::LibraryNotFound
+            | FailureCode::NoPermission
+            | FailureCode::GpuLost
+            | FailureCode::DriverFiles
+            | FailureCode::NotSupported
+            | FailureCode::Unknown => true,
+            FailureCode::Timeout | FailureCode::ProbeUnreachable | FailureCode::Protocol | FailureCode::Busy => false,
         }
     }
 }
 
-impl fmt::Display for Code {
+impl fmt::Display for FailureCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -81,24 +81,24 @@ impl fmt::Display for Code {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The kind of failure.
-    pub code: Code,
+    pub code: FailureCode,
     /// What was found and what to do, for a human reader.
     pub text: String,
 }
 
 impl Failure {
     /// Create a failure.
-    pub fn new(code: Code, text: impl Into<String>) -> Failure {
+    pub fn new(code: FailureCode, text: impl Into<String>) -> Failure {
         Failure { code, text: text.into() }
     }
 
-    /// Parse what [`fmt::Display`] writes. A text without a known code is of the kind [`Code::Unknown`].
+    /// Parse what [`fmt::Display`] writes. A text without a known code is of the kind [`FailureCode::Unknown`].
     pub(crate) fn parse(line: &str) -> Failure {
         let known = line.strip_suffix(')').and_then(|line| line.rsplit_once(" ("));
         let known = known.and_then(|(text, code)| Some((text, serde_json::from_value(code.into()).ok()?)));
         match known {
-            Some((text, code)) if code != Code::Unknown => Failure::new(code, text),
-            _ => Failure::new(Code::Unknown, line),
+            Some((text, code)) if code != FailureCode::Unknown => Failure::new(code, text),
+            _ => Failure::new(FailureCode::Unknown, line),
         }
     }
 }
@@ -154,10 +154,10 @@ mod tests {
     /// Any other text is kept.
     #[test]
     fn a_printed_failure_is_read_with_its_code() {
-        let failure = Failure::new(Code::LibraryNotFound, "no library (a long story)");
+        let failure = Failure::new(FailureCode::LibraryNotFound, "no library (a long story)");
         assert_eq!(Failure::parse(&failure.to_string()), failure);
         for text in ["it ended", "it ended (badly)", "(", ")", "", "library_not_found"] {
-            assert_eq!(Failure::parse(text), Failure::new(Code::Unknown, text));
+            assert_eq!(Failure::parse(text), Failure::new(FailureCode::Unknown, text));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Link, MiB, MigDevice, Partition, Vendor};
+use divvy_model::{GpuLink, MiB, MigDevice, Partition, Vendor};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -19,19 +19,19 @@ pub struct Snapshot {
     /// The driver of each vendor whose driver answers. A snapshot of format version 1 lacks this field. It is parsed
     /// nevertheless, and then refused because of its `v`.
     #[serde(default)]
-    pub drivers: BTreeMap<Vendor, Driver>,
+    pub drivers: BTreeMap<Vendor, DriverVersions>,
     /// The GPUs whose UUID is known, ordered by vendor and index.
     pub gpus: Vec<GpuFacts>,
     /// Devices whose UUID cannot be read and that were not seen before. If a GPU that the reader knows is not among `gpus`, it
     /// may be one of these devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableDevice>,
 }
 
 /// A vendor's driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Driver {
+pub struct DriverVersions {
     /// The version, such as `550.54.15`. Empty if the driver has no version number, such as the amdgpu driver that is part of
     /// Linux.
     pub version: String,
@@ -98,7 +98,7 @@ pub struct GpuFacts {
     pub utilization: Option<u32>,
     /// Connections to the other GPUs of the vendor by UUID: NVLinks or XGMI, and the nearest common ancestor on the PCI bus.
     #[serde(default)]
-    pub links: Vec<Link>,
+    pub links: Vec<GpuLink>,
     /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, as of the probe's first read. `None` if the driver
     /// does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,7 +186,7 @@ fn is_zero(number: &u32) -> bool {
 
 /// A device without a known UUID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unreadable {
+pub struct UnreadableDevice {
     /// The vendor.
     #[serde(default)]
     pub vendor: Vendor,
@@ -204,7 +204,7 @@ pub struct GpuProcesses {
     /// The GPU's UUID.
     pub uuid: String,
     /// Compute and graphics processes, ordered by PID.
-    pub processes: Vec<Process>,
+    pub processes: Vec<GpuProcess>,
     /// Why the processes could not be read. The list has no meaning then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -212,7 +212,7 @@ pub struct GpuProcesses {
 
 /// A process on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct GpuProcess {
     /// PID on the host (the probe runs with hostPID).
     pub pid: u32,
     /// Memory in MiB that the process uses, 0 if the driver does not report it.
@@ -344,7 +344,7 @@ impl Snapshot {
             if gpu.total.0.max(gpu.used.0) >= 1 << 40 {
                 return refuse(format!("GPU {} claims a memory of {}", gpu.uuid, gpu.total));
             }
-            let is_link = |link: &Link| is_uuid(&link.peer) && is_text(link.kind.as_str(), 32);
+            let is_link = |link: &GpuLink| is_uuid(&link.peer) && is_text(link.kind.as_str(), 32);
             if gpu.links.len() > 2 * MAX_GPUS || !gpu.links.iter().all(is_link) {
                 return refuse(format!("GPU {} has malformed links", gpu.uuid));
             }
@@ -439,11 +439,11 @@ fn shorten(text: &str) -> String {
 
 /// The last known state of each GPU. A lost GPU no longer reports anything, not even its UUID.
 #[derive(Debug, Clone, Default)]
-pub struct Known {
+pub struct LastKnownGpus {
     by_place: BTreeMap<(Vendor, u32), GpuFacts>,
 }
 
-impl Known {
+impl LastKnownGpus {
     /// Fill in the values that a GPU no longer reports from its last known state, and remember the values that the other GPUs
     /// report.
     ///
@@ -530,7 +530,7 @@ mod tests {
             v: SNAPSHOT_VERSION,
             drivers: BTreeMap::from([(
                 Vendor::Nvidia,
-                Driver {
+                DriverVersions {
                     version: "550.54.15".to_owned(),
                     cuda: "12.4".to_owned(),
                 },
@@ -540,9 +540,9 @@ mod tests {
         }
     }
 
-    fn lost(index: u32) -> Unreadable {
+    fn lost(index: u32) -> UnreadableDevice {
         let error = "device fell off the bus".to_owned();
-        Unreadable {
+        UnreadableDevice {
             vendor: Vendor::Nvidia,
             index,
             lost: true,
@@ -552,7 +552,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_was_seen_before_keeps_its_name_when_it_is_lost() {
-        let mut known = Known::default();
+        let mut known = LastKnownGpus::default();
         known.complete(snapshot(vec![gpu(0, "GPU-a"), gpu(1, "GPU-b")]));
         let mut next = snapshot(vec![gpu(1, "GPU-b")]);
         next.unreadable = vec![lost(0), lost(2)];
@@ -568,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_moved_is_not_also_reported_lost_at_its_old_place() {
-        let mut known = Known::default();
+        let mut known = LastKnownGpus::default();
         known.complete(snapshot(vec![gpu(0, "GPU-a"), gpu(1, "GPU-b")]));
         let mut next = snapshot(vec![gpu(0, "GPU-b")]);
         next.unreadable = vec![lost(1)];
@@ -579,7 +579,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_any_more_is_taken_from_before() {
-        let mut known = Known::default();
+        let mut known = LastKnownGpus::default();
         known.complete(snapshot(vec![gpu(0, "GPU-a")]));
         let partial = GpuFacts {
             uuid: "GPU-a".to_owned(),
@@ -638,7 +638,7 @@ mod tests {
             (|s| s.gpus[0].total = MiB(u64::MAX), "a memory of 18446744073709551615 MiB"),
             (
                 |s| {
-                    s.gpus[0].links = vec![Link {
+                    s.gpus[0].links = vec![GpuLink {
                         peer: String::new(),
                         kind: LinkKind::NvLink,
                         count: 1,
@@ -662,13 +662,13 @@ mod tests {
             nodes: vec![format!("dri/card{index}"), format!("dri/renderD{}", 128 + index)],
             ..gpu(index, uuid)
         };
-        let mut known = Known::default();
+        let mut known = LastKnownGpus::default();
         let seen = known.complete(snapshot(vec![amd(1, "0x2"), amd(0, "0x1"), gpu(0, "GPU-a")]));
         let names: Vec<&str> = seen.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         assert_eq!(names, ["GPU-a", "0x1", "0x2"], "in the order of vendors, then of indices");
         seen.validate().map_err(|error| error.to_string()).expect("both have a GPU 0");
         let mut next = snapshot(vec![gpu(0, "GPU-a"), amd(1, "0x2")]);
-        next.unreadable = vec![Unreadable {
+        next.unreadable = vec![UnreadableDevice {
             vendor: Vendor::Amd,
             ..lost(0)
         }];
@@ -691,7 +691,7 @@ mod tests {
     fn a_list_of_processes_that_no_driver_gives_is_refused() {
         let gpu = |uuid: &str, used: u64, pod: Option<&str>| GpuProcesses {
             uuid: uuid.to_owned(),
-            processes: vec![Process {
+            processes: vec![GpuProcess {
                 pid: 7,
                 used: MiB(used),
                 pod: pod.map(str::to_owned),

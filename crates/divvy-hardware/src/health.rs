@@ -12,7 +12,7 @@ use crate::{Fault, NoEvents, Snapshot};
 
 /// The conditions under which a failed GPU counts as recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct RecoverySettings {
     /// The number of consecutive good snapshots that a recovery requires.
     pub snapshots: u32,
     /// The time in ms that these snapshots must span.
@@ -23,9 +23,9 @@ pub struct Settings {
     pub forget_ms: u64,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for RecoverySettings {
+    fn default() -> RecoverySettings {
+        RecoverySettings {
             snapshots: 3,
             wait_ms: 30_000,
             longest_wait_ms: 15 * 60_000,
@@ -56,7 +56,7 @@ pub enum Observation {
 
 /// The published health of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct HealthVerdict {
     /// Whether pods may be placed on the GPU.
     pub health: Health,
     /// The reason for a bad state, such as `XID 79`. `None` while the GPU is good.
@@ -66,7 +66,7 @@ pub struct Verdict {
 /// The health state of one GPU.
 #[derive(Debug, Clone, Default)]
 pub struct GpuHealth {
-    verdict: Verdict,
+    verdict: HealthVerdict,
     /// Whether the reason is the name of a fault. If it is, the reason stays when the GPU then becomes lost or
     /// unreadable, because the fault explains this.
     is_fault: bool,
@@ -80,20 +80,20 @@ pub struct GpuHealth {
 
 impl GpuHealth {
     /// Return the current verdict.
-    pub fn verdict(&self) -> &Verdict {
+    pub fn verdict(&self) -> &HealthVerdict {
         &self.verdict
     }
 
     /// Return the time in ms for which the GPU must stay good before it counts as recovered.
-    pub fn wait_ms(&self, settings: &Settings) -> u64 {
+    pub fn wait_ms(&self, settings: &RecoverySettings) -> u64 {
         let factor = 1u64.checked_shl(self.relapses).unwrap_or(u64::MAX);
         let wait = settings.wait_ms.saturating_mul(factor);
         wait.min(settings.longest_wait_ms.max(settings.wait_ms))
     }
 
     /// Process an observation. Return whether the verdict changed.
-    pub fn observe(&mut self, now: u64, observation: &Observation, settings: &Settings) -> bool {
-        let bad = |health, reason: String| Verdict {
+    pub fn observe(&mut self, now: u64, observation: &Observation, settings: &RecoverySettings) -> bool {
+        let bad = |health, reason: String| HealthVerdict {
             health,
             reason: Some(reason),
         };
@@ -115,7 +115,7 @@ impl GpuHealth {
                 bad(Health::Lost, reason)
             }
             // An earlier fault explains why the calls fail, so its reason stays.
-            Observation::Unreadable(_) if self.verdict.health != Health::Ok => Verdict {
+            Observation::Unreadable(_) if self.verdict.health != Health::Ok => HealthVerdict {
                 health: Health::Failed,
                 ..self.verdict.clone()
             },
@@ -134,7 +134,7 @@ impl GpuHealth {
         changed
     }
 
-    fn good(&mut self, now: u64, settings: &Settings) -> bool {
+    fn good(&mut self, now: u64, settings: &RecoverySettings) -> bool {
         if self.verdict.health == Health::Ok {
             return false;
         }
@@ -146,7 +146,7 @@ impl GpuHealth {
         if self.good < settings.snapshots || lasted < self.wait_ms(settings) {
             return false;
         }
-        self.verdict = Verdict::default();
+        self.verdict = HealthVerdict::default();
         self.is_fault = false;
         self.good = 0;
         self.recovered_at = Some(now);
@@ -157,7 +157,7 @@ impl GpuHealth {
 /// All GPUs of a node, by UUID. If a known GPU is missing from a snapshot, it counts as lost until [`Tracker::forget`].
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
-    settings: Settings,
+    settings: RecoverySettings,
     gpus: BTreeMap<String, Tracked>,
 }
 
@@ -170,7 +170,7 @@ struct Tracked {
 
 impl Tracker {
     /// Create a tracker without GPUs.
-    pub fn new(settings: Settings) -> Tracker {
+    pub fn new(settings: RecoverySettings) -> Tracker {
         Tracker {
             settings,
             gpus: BTreeMap::new(),
@@ -179,7 +179,7 @@ impl Tracker {
 
     /// Add a GPU and its verdict from an earlier run, as the node's inventory recorded them. As a result, a restart forgets neither a failure
     /// nor a missing GPU.
-    pub fn recall(&mut self, vendor: Vendor, uuid: &str, verdict: Verdict) {
+    pub fn recall(&mut self, vendor: Vendor, uuid: &str, verdict: HealthVerdict) {
         let gpu = self.gpus.entry(uuid.to_owned()).or_default();
         gpu.vendor = vendor;
         let gpu = &mut gpu.health;
@@ -250,12 +250,12 @@ impl Tracker {
     }
 
     /// Return the verdict on a GPU, or `None` if the GPU is unknown.
-    pub fn verdict(&self, uuid: &str) -> Option<&Verdict> {
+    pub fn verdict(&self, uuid: &str) -> Option<&HealthVerdict> {
         self.gpus.get(uuid).map(|gpu| gpu.health.verdict())
     }
 
     /// Return all verdicts, by UUID.
-    pub fn verdicts(&self) -> impl Iterator<Item = (&str, &Verdict)> {
+    pub fn verdicts(&self) -> impl Iterator<Item = (&str, &HealthVerdict)> {
         self.gpus.iter().map(|(uuid, gpu)| (uuid.as_str(), gpu.health.verdict()))
     }
 
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
     use crate::{GpuFacts, NoEvents, SNAPSHOT_VERSION};
 
-    const SETTINGS: Settings = Settings {
+    const SETTINGS: RecoverySettings = RecoverySettings {
         snapshots: 3,
         wait_ms: 30_000,
         longest_wait_ms: 200_000,
@@ -327,7 +327,7 @@ mod tests {
             assert_eq!(tracker.fault(1, &fault(Vendor::Nvidia, uuid, false, "XID 31")), [""; 0]);
         }
         let verdicts: Vec<_> = tracker.verdicts().collect();
-        assert_eq!(verdicts, [("GPU-a", &Verdict::default())]);
+        assert_eq!(verdicts, [("GPU-a", &HealthVerdict::default())]);
     }
 
     #[test]
@@ -356,7 +356,7 @@ mod tests {
             (Vendor::Amd, "XID 79", "the driver no longer finds it"),
         ] {
             let mut tracker = Tracker::new(SETTINGS);
-            let failed = Verdict {
+            let failed = HealthVerdict {
                 health: Health::Failed,
                 reason: Some(before.to_owned()),
             };
@@ -460,7 +460,7 @@ mod tests {
             assert_eq!(tracker.snapshot(ms, &all(Some(ms))), none, "a short interruption");
         }
         assert_eq!(tracker.snapshot(60_000, &all(Some(60_000))), ["GPU-a"]);
-        let failed = Verdict {
+        let failed = HealthVerdict {
             health: Health::Failed,
             reason: Some("errors of this GPU cannot be received (cannot create an event set)".to_owned()),
         };
@@ -475,7 +475,7 @@ mod tests {
             assert_eq!(tracker.snapshot(now, &all(None)), none);
         }
         assert_eq!(tracker.snapshot(170_000, &all(None)), ["GPU-a"]);
-        assert_eq!(tracker.verdict("GPU-a"), Some(&Verdict::default()));
+        assert_eq!(tracker.verdict("GPU-a"), Some(&HealthVerdict::default()));
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn a_failure_of_an_earlier_run_is_not_forgotten() {
         let mut tracker = Tracker::new(SETTINGS);
-        let failed = Verdict {
+        let failed = HealthVerdict {
             health: Health::Failed,
             reason: Some("XID 79".to_owned()),
         };

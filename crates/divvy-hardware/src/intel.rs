@@ -14,35 +14,37 @@ use std::time::Duration;
 use divvy_host::{Files, Tree};
 use divvy_model::{MiB, Vendor};
 
-use self::devices::Device;
-use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
+use self::devices::IntelDevice;
+use crate::backend::{Backend, Cgroup, DriverCalls, DriverEvent, EventSink, report};
 use crate::dmem::{self, Regions};
 use crate::facts::MAX_GPUS;
-use crate::protocol::Limited;
-use crate::sysfs::{Directory, bounded};
-use crate::{Code, Failure, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot, Unreadable, kernel_files};
+use crate::protocol::LimitAnswer;
+use crate::sysfs::{SysfsDirectory, bounded};
+use crate::{
+    Failure, FailureCode, GpuFacts, GpuGauges, GpuProcesses, Snapshot, UnreadableDevice, UtilizationSample, kernel_files,
+};
 
 /// The driver for Intel GPUs.
 #[derive(Debug)]
-pub struct Intel {
+pub struct IntelBackend {
     sys_root: PathBuf,
-    calls: Calls,
-    memory: Memory,
-    events: Option<Sink>,
+    calls: DriverCalls,
+    memory: RememberedFacts,
+    events: Option<EventSink>,
 }
 
 /// The last facts of each GPU, by its name in `/sys`, for a GPU that cannot be read just now.
-type Memory = BTreeMap<String, GpuFacts>;
+type RememberedFacts = BTreeMap<String, GpuFacts>;
 
-type Found<'t> = crate::kernel_files::Found<Device<'t>>;
+type FoundIntelDevice<'t> = crate::kernel_files::Found<IntelDevice<'t>>;
 
-impl Intel {
-    /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`Code::DriverNotLoaded`] if xe is not loaded.
-    pub fn open(sys_root: &Path, calls: &Calls) -> Result<Intel, Failure> {
-        let intel = Intel {
+impl IntelBackend {
+    /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`FailureCode::DriverNotLoaded`] if xe is not loaded.
+    pub fn open(sys_root: &Path, calls: &DriverCalls) -> Result<IntelBackend, Failure> {
+        let intel = IntelBackend {
             sys_root: sys_root.to_owned(),
             calls: calls.clone(),
-            memory: Memory::default(),
+            memory: RememberedFacts::default(),
             events: None,
         };
         intel.module(&intel.files())?;
@@ -53,12 +55,12 @@ impl Intel {
         Files::below(&self.sys_root)
     }
 
-    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Directory<'t>, Failure> {
+    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<SysfsDirectory<'t>, Failure> {
         devices::MODULE.open(tree, &self.sys_root, &self.calls)
     }
 }
 
-impl Backend for Intel {
+impl Backend for IntelBackend {
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let files = self.files();
         let module = self.module(&files)?;
@@ -79,7 +81,7 @@ impl Backend for Intel {
         report(self.events.as_ref(), Vendor::Intel, &files);
         if let (Some(events), true) = (&self.events, is_cut_off) {
             // An error means that the backend is being dropped.
-            events.send(Event::Degraded(
+            events.send(DriverEvent::Degraded(
                 "the processes of Intel GPUs are not all listed, because processes of this machine have too many open files"
                     .to_owned(),
             ));
@@ -99,19 +101,22 @@ impl Backend for Intel {
         ))
     }
 
-    fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
+    fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<UtilizationSample>, Failure> {
         Err(Failure::new(
-            Code::NotSupported,
+            FailureCode::NotSupported,
             "Divvy does not measure the compute time of Intel GPUs",
         ))
     }
 
-    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure> {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &self.memory);
         let Some((device, _)) = kernel_files::gpus(&found).find(|(_, gpu)| gpu.uuid == uuid) else {
-            return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
+            return Err(Failure::new(
+                FailureCode::GpuLost,
+                format!("there is no GPU {uuid} any longer"),
+            ));
         };
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
         match device.vram.regions.as_slice() {
@@ -127,7 +132,7 @@ impl Backend for Intel {
         }
     }
 
-    fn events(&mut self, sink: Sink) {
+    fn events(&mut self, sink: EventSink) {
         self.events = Some(sink);
     }
 
@@ -140,23 +145,27 @@ impl Backend for Intel {
 /// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if xe is not
 /// loaded there.
 pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
-    let module = Directory::open(tree, devices::MODULE.path)?;
+    let module = SysfsDirectory::open(tree, devices::MODULE.path)?;
     // Nothing watches these calls: a value does not hang.
-    let calls = Calls::new(Duration::MAX);
+    let calls = DriverCalls::new(Duration::MAX);
     Some(kernel_files::assemble(
         Vendor::Intel,
         &module,
-        find(tree, &calls, &Memory::default()),
+        find(tree, &calls, &RememberedFacts::default()),
     ))
 }
 
 /// Read the processes on the GPUs of the machine whose files are `tree`.
 pub fn processes(tree: &dyn Tree) -> Vec<GpuProcesses> {
-    lists(tree, &find(tree, &Calls::new(Duration::MAX), &Memory::default())).0
+    lists(
+        tree,
+        &find(tree, &DriverCalls::new(Duration::MAX), &RememberedFacts::default()),
+    )
+    .0
 }
 
 /// Read the processes of each GPU, and whether the machine has more processes or open files than are looked at.
-fn lists(tree: &dyn Tree, found: &[Found<'_>]) -> (Vec<GpuProcesses>, bool) {
+fn lists(tree: &dyn Tree, found: &[FoundIntelDevice<'_>]) -> (Vec<GpuProcesses>, bool) {
     let gpus: Vec<_> = kernel_files::gpus(found).collect();
     if gpus.is_empty() {
         return (Vec::new(), false);
@@ -174,12 +183,12 @@ fn lists(tree: &dyn Tree, found: &[Found<'_>]) -> (Vec<GpuProcesses>, bool) {
 }
 
 /// Read all GPUs that have dedicated memory.
-fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &Memory) -> Vec<Found<'t>> {
+fn find<'t>(tree: &'t dyn Tree, calls: &DriverCalls, memory: &RememberedFacts) -> Vec<FoundIntelDevice<'t>> {
     let regions = {
         let _call = calls.enter("reading the kernel's regions of GPU memory");
         Regions::read(tree)
     };
-    let mut found: Vec<Found<'t>> = Vec::new();
+    let mut found: Vec<FoundIntelDevice<'t>> = Vec::new();
     for device in devices::devices(tree, calls, &regions) {
         // No machine has so many GPUs that this fails.
         let index = u32::try_from(found.len()).unwrap_or(u32::MAX);
@@ -207,21 +216,21 @@ fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &Memory) -> Vec<Found<'t>
                 error: Some(error(trouble)),
                 ..before.clone()
             }),
-            (_, trouble, _) => Err(Unreadable {
+            (_, trouble, _) => Err(UnreadableDevice {
                 vendor: Vendor::Intel,
                 index,
                 lost: false,
                 error: error(trouble.as_deref().unwrap_or("its PCI device id cannot be read")),
             }),
         };
-        found.push(Found { device, facts });
+        found.push(FoundIntelDevice { device, facts });
     }
     found.truncate(MAX_GPUS);
     found
 }
 
 /// Read the facts of a device that has a render node.
-fn read(device: &Device<'_>, index: u32, uuid: String, before: Option<&GpuFacts>) -> GpuFacts {
+fn read(device: &IntelDevice<'_>, index: u32, uuid: String, before: Option<&GpuFacts>) -> GpuFacts {
     let cards = device.card.map(|minor| format!("dri/card{minor}"));
     let renders = device.render.map(|minor| format!("dri/renderD{minor}"));
     let mut facts = GpuFacts {

@@ -6,9 +6,11 @@ use std::path::Path;
 use divvy_host::Tree;
 use divvy_model::{MiB, Vendor};
 
-use crate::backend::Calls;
-use crate::sysfs::{Directory, bounded, printable};
-use crate::{Code, Driver, Failure, Gauges, GpuFacts, GpuGauges, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+use crate::backend::DriverCalls;
+use crate::sysfs::{SysfsDirectory, bounded, printable};
+use crate::{
+    DriverVersions, Failure, FailureCode, Gauges, GpuFacts, GpuGauges, GpuProcess, SNAPSHOT_VERSION, Snapshot, UnreadableDevice,
+};
 
 /// A kernel module: its name, and its directory, which exists only while it is loaded.
 pub(crate) struct Module {
@@ -18,16 +20,21 @@ pub(crate) struct Module {
 
 impl Module {
     /// Return the module's files. They are gone as soon as the module is unloaded.
-    pub(crate) fn open<'t>(&self, tree: &'t dyn Tree, sys_root: &Path, calls: &Calls) -> Result<Directory<'t>, Failure> {
+    pub(crate) fn open<'t>(
+        &self,
+        tree: &'t dyn Tree,
+        sys_root: &Path,
+        calls: &DriverCalls,
+    ) -> Result<SysfsDirectory<'t>, Failure> {
         let Module { name, path } = self;
         let _call = calls.enter(format!("looking for {name}"));
-        Directory::open(tree, path).ok_or_else(|| {
+        SysfsDirectory::open(tree, path).ok_or_else(|| {
             let path = sys_root.join(path.trim_start_matches('/'));
             let text = format!(
                 "the kernel module {name} is not loaded (there is no {}); load it (modprobe {name}), and the probe continues automatically",
                 path.display()
             );
-            Failure::new(Code::DriverNotLoaded, text)
+            Failure::new(FailureCode::DriverNotLoaded, text)
         })
     }
 }
@@ -36,7 +43,7 @@ impl Module {
 #[derive(Debug)]
 pub(crate) struct Found<D> {
     pub(crate) device: D,
-    pub(crate) facts: Result<GpuFacts, Unreadable>,
+    pub(crate) facts: Result<GpuFacts, UnreadableDevice>,
 }
 
 /// Return the devices that are GPUs.
@@ -54,8 +61,8 @@ pub(crate) fn remember<D>(memory: &mut BTreeMap<String, GpuFacts>, found: &[Foun
 }
 
 /// Put a snapshot together. Linux's own modules have no version file.
-pub(crate) fn assemble<D>(vendor: Vendor, module: &Directory<'_>, found: Vec<Found<D>>) -> Snapshot {
-    let driver = Driver {
+pub(crate) fn assemble<D>(vendor: Vendor, module: &SysfsDirectory<'_>, found: Vec<Found<D>>) -> Snapshot {
+    let driver = DriverVersions {
         version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
         cuda: String::new(),
     };
@@ -76,7 +83,7 @@ pub(crate) fn assemble<D>(vendor: Vendor, module: &Directory<'_>, found: Vec<Fou
 
 /// Return what is measured of each GPU, where `read` returns the values of a device.
 pub(crate) fn measured<D>(
-    calls: &Calls,
+    calls: &DriverCalls,
     found: &[Found<D>],
     name: impl Fn(&D) -> &String,
     read: impl Fn(&D) -> Gauges,
@@ -95,8 +102,8 @@ pub(crate) fn measured<D>(
 }
 
 /// Return processes by PID, with the bytes that they use.
-pub(crate) fn processes<'a>(used: impl IntoIterator<Item = (&'a u32, &'a u64)>) -> Vec<Process> {
-    let processes = used.into_iter().map(|(pid, bytes)| Process {
+pub(crate) fn processes<'a>(used: impl IntoIterator<Item = (&'a u32, &'a u64)>) -> Vec<GpuProcess> {
+    let processes = used.into_iter().map(|(pid, bytes)| GpuProcess {
         pid: *pid,
         used: bounded(*bytes).unwrap_or(MiB::ZERO),
         pod: None,

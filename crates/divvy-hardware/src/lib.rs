@@ -37,11 +37,11 @@ mod utilization;
 mod vendors;
 
 pub use divided::gpu_of_mig_index;
-pub use error::{Code, Error, Failure};
+pub use error::{Error, Failure, FailureCode};
 pub use facts::{
-    Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, ProcessKind, RemappedRows, SNAPSHOT_VERSION, Snapshot,
-    Unreadable,
+    DriverVersions, Fabric, GpuFacts, GpuProcess, GpuProcesses, LastKnownGpus, NoEvents, ProcessKind, RemappedRows,
+    SNAPSHOT_VERSION, Snapshot, UnreadableDevice,
 };
 pub use fault::Fault;
 pub use gauges::{ComputeMode, Gauges, Gpm, GpuGauges, GpuMemory, Measure, PartGauges};
-pub use utilization::{GpuSamples, Sample, SamplesSince};
+pub use utilization::{GpuSamples, SamplesSince, UtilizationSample};

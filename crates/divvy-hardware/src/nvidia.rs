@@ -22,18 +22,18 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 pub use library::{driver_root, has_library};
-use limits::Limits;
+use limits::LimitFunctions;
 pub(crate) use reception::Reception;
 
-use crate::backend::{Backend, Calls, Cgroup, Sink};
-use crate::protocol::Limited;
-use crate::{Code, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Known, Sample, Snapshot};
+use crate::backend::{Backend, Cgroup, DriverCalls, EventSink};
+use crate::protocol::LimitAnswer;
+use crate::{Failure, FailureCode, Fault, GpuFacts, GpuGauges, GpuProcesses, LastKnownGpus, Snapshot, UtilizationSample};
 use divvy_model::nvidia::xid;
 use divvy_model::{MiB, MigDevice, Vendor};
 
 /// Where to find the driver.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct NvidiaOptions {
     /// The driver's library. `None` searches for it.
     pub library: Option<PathBuf>,
     /// The root directory of the driver's files: `/`, or the path at which the host's or a driver container's root is mounted.
@@ -47,20 +47,20 @@ pub struct Options {
 pub struct Nvidia {
     nvml: Arc<Nvml>,
     /// The functions that limit a cgroup's memory, if the library has them.
-    limits: Option<Limits>,
-    calls: Calls,
+    limits: Option<LimitFunctions>,
+    calls: DriverCalls,
     /// The constant facts of each GPU, which are read only once.
-    known: Known,
+    known: LastKnownGpus,
     proc_root: PathBuf,
-    events: Option<events::Listener>,
+    events: Option<events::EventListener>,
     reception: Reception,
-    samples: gauges::Samples,
+    samples: gauges::GpmSamples,
 }
 
 impl Nvidia {
     /// Find, load, and initialize the library. The failure says which of these steps failed, and what to do. `reception` is that of the
     /// earlier openings.
-    pub(crate) fn open(options: &Options, calls: &Calls, reception: Reception) -> Result<Nvidia, Failure> {
+    pub(crate) fn open(options: &NvidiaOptions, calls: &DriverCalls, reception: Reception) -> Result<Nvidia, Failure> {
         let candidates = library::candidates(options);
         let mut not_loaded = Vec::new();
         for candidate in &candidates {
@@ -73,26 +73,29 @@ impl Nvidia {
                         // Dropping it would call the function that is missing, and panic.
                         std::mem::forget(nvml);
                         return Err(Failure::new(
-                            Code::DriverFiles,
+                            FailureCode::DriverFiles,
                             format!("NVML cannot be used: {error}; {INCOMPLETE}"),
                         ));
                     }
                     return Ok(Nvidia {
                         nvml: Arc::new(nvml),
-                        limits: Limits::find(candidate),
+                        limits: LimitFunctions::find(candidate),
                         calls: calls.clone(),
-                        known: Known::default(),
+                        known: LastKnownGpus::default(),
                         proc_root: options.proc_root.clone(),
                         events: None,
                         reception,
-                        samples: gauges::Samples::default(),
+                        samples: gauges::GpmSamples::default(),
                     });
                 }
                 Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
                 Err(error) => return Err(failure(&error, "initializing NVML")),
             }
         }
-        Err(Failure::new(Code::LibraryNotFound, library::not_found(options, &not_loaded)))
+        Err(Failure::new(
+            FailureCode::LibraryNotFound,
+            library::not_found(options, &not_loaded),
+        ))
     }
 }
 
@@ -145,16 +148,16 @@ impl Backend for Nvidia {
         gauges::read(&self.nvml, &self.calls, &self.known, &mut self.samples)
     }
 
-    fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {
+    fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<UtilizationSample>, Failure> {
         let _call = self.calls.enter(format!("reading how busy processes keep GPU {uuid}"));
         utilization::samples(&self.nvml, uuid, since)
     }
 
-    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure> {
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
         let Some(limits) = &self.limits else {
             let text = "NVIDIA's driver limits the GPU memory of pods from version 615 on";
-            return Err(Failure::new(Code::NotSupported, text));
+            return Err(Failure::new(FailureCode::NotSupported, text));
         };
         let directory = &cgroup.directory;
         let fail = |error: NvmlError| {
@@ -163,10 +166,10 @@ impl Backend for Nvidia {
                 directory.display()
             );
             let code = match error {
-                NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::NotFound => Code::NotSupported,
-                NvmlError::GpuLost => Code::GpuLost,
-                NvmlError::NoPermission => Code::NoPermission,
-                _ => Code::Unknown,
+                NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::NotFound => FailureCode::NotSupported,
+                NvmlError::GpuLost => FailureCode::GpuLost,
+                NvmlError::NoPermission => FailureCode::NoPermission,
+                _ => FailureCode::Unknown,
             };
             Failure::new(code, text)
         };
@@ -179,7 +182,7 @@ impl Backend for Nvidia {
             u64::MAX => "unlimited".to_owned(),
             _ => MiB(found.div_ceil(MIB)).to_string(),
         };
-        let refuse = |text: String| Err(Failure::new(Code::NotSupported, text));
+        let refuse = |text: String| Err(Failure::new(FailureCode::NotSupported, text));
         if let Some(pod) = &cgroup.pod {
             let (found, used) = get(&pod.directory)?;
             if !is_wanted(found) {
@@ -192,14 +195,14 @@ impl Backend for Nvidia {
             let bus = device.pci_info().map_err(fail)?.bus_id;
             if !pod.alone && !limits::nest(&pod.directory, &bus, bytes) {
                 let used = MiB(used / MIB);
-                return Ok(Limited { used, left_out: true });
+                return Ok(LimitAnswer { used, left_out: true });
             }
         }
         limits.set(&device, &path(directory)?, bytes).map_err(fail)?;
         // The driver may accept a limit and ignore it, so only what it says afterwards counts.
         let (found, used) = get(directory)?;
         if is_wanted(found) {
-            Ok(Limited {
+            Ok(LimitAnswer {
                 used: MiB(used / MIB),
                 left_out: false,
             })
@@ -212,7 +215,7 @@ impl Backend for Nvidia {
         }
     }
 
-    fn events(&mut self, sink: Sink) {
+    fn events(&mut self, sink: EventSink) {
         self.events = Some(events::listen(
             self.nvml.clone(),
             self.calls.clone(),
@@ -277,29 +280,29 @@ impl GpuFacts {
 fn failure(error: &NvmlError, doing: &str) -> Failure {
     let (code, hint) = match error {
         NvmlError::DriverNotLoaded => (
-            Code::DriverNotLoaded,
+            FailureCode::DriverNotLoaded,
             "the kernel module nvidia is not loaded; load it (modprobe nvidia) or install the driver, and the probe continues automatically",
         ),
         NvmlError::LibraryNotFound | NvmlError::LibloadingError(_) => (
-            Code::LibraryNotFound,
+            FailureCode::LibraryNotFound,
             "a library that NVML needs is missing; reinstall the driver",
         ),
-        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (Code::DriverFiles, INCOMPLETE),
+        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (FailureCode::DriverFiles, INCOMPLETE),
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
-            Code::NoPermission,
+            FailureCode::NoPermission,
             "the probe must be privileged: it needs /dev/nvidiactl and the GPUs' device nodes",
         ),
-        NvmlError::Timeout => (Code::Timeout, "the driver did not answer within its own time limit"),
+        NvmlError::Timeout => (FailureCode::Timeout, "the driver did not answer within its own time limit"),
         NvmlError::GpuLost => (
-            Code::GpuLost,
+            FailureCode::GpuLost,
             "a GPU fell off the bus and blocks the whole driver; reboot the node",
         ),
         NvmlError::LibRmVersionMismatch => (
-            Code::Unknown,
+            FailureCode::Unknown,
             "the driver was updated, but the old kernel module is still loaded; reload the module or reboot the node",
         ),
         _ => (
-            Code::Unknown,
+            FailureCode::Unknown,
             "run nvidia-smi on the node to see whether the driver works at all",
         ),
     };

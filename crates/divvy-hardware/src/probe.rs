@@ -40,13 +40,13 @@ use signal_hook::low_level;
 
 use divvy_model::Vendor;
 
-use crate::amd::Amd;
-use crate::backend::{Backend, Calls};
-use crate::intel::Intel;
+use crate::amd::AmdBackend;
+use crate::backend::{Backend, DriverCalls};
+use crate::intel::IntelBackend;
 use crate::nvidia::{self, Nvidia, Reception};
 use crate::{Error, Failure, Snapshot};
 
-pub use options::{Command, Options, UsageError};
+pub use options::{ProbeCommand, ProbeOptions, ProbeUsageError};
 pub use peer::peer_uid;
 
 /// The exit status when a driver call hung.
@@ -54,16 +54,16 @@ pub const EXIT_HUNG: i32 = 70;
 
 /// Run the command that the arguments specify (without the program's name), and return the exit status.
 pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
-    match Command::parse(arguments) {
-        Ok(Command::Help) => print(options::HELP),
-        Ok(Command::Version) => print(&format!("divvy-probe {}\n", env!("CARGO_PKG_VERSION"))),
-        Ok(Command::Once(options)) => once(&options, |calls| {
-            drivers::Drivers::new(vendors(&options, calls), drivers::Pace::default(), None).examine()
+    match ProbeCommand::parse(arguments) {
+        Ok(ProbeCommand::Help) => print(options::HELP),
+        Ok(ProbeCommand::Version) => print(&format!("divvy-probe {}\n", env!("CARGO_PKG_VERSION"))),
+        Ok(ProbeCommand::Once(options)) => once(&options, |calls| {
+            drivers::Drivers::new(vendors(&options, calls), drivers::ReopenPace::default(), None).examine()
         }),
-        Ok(Command::Watch(options)) => {
-            let calls = Calls::new(options.watchdog);
+        Ok(ProbeCommand::Watch(options)) => {
+            let calls = DriverCalls::new(options.watchdog);
             let ended = watch(calls.clone(), options.watchdog, || {})
-                .map_err(follow::Error::from)
+                .map_err(follow::FollowError::from)
                 .and_then(|()| follow::run(vendors(&options, &calls)));
             match ended {
                 Ok(()) => 0,
@@ -73,10 +73,10 @@ pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
                 }
             }
         }
-        Ok(Command::Cuda(options)) => once(&options, |calls| {
+        Ok(ProbeCommand::Cuda(options)) => once(&options, |calls| {
             nvidia::cuda::snapshot(&nvidia_options(&options), calls).map(Snapshot::printable)
         }),
-        Ok(Command::Listen(options)) => match listen(&options) {
+        Ok(ProbeCommand::Listen(options)) => match listen(&options) {
             Ok(never) => match never {},
             Err(error) => {
                 log(format_args!("{error}"));
@@ -104,8 +104,8 @@ fn log(text: fmt::Arguments<'_>) {
 }
 
 /// Run `--once`: print a snapshot on standard output.
-fn once(options: &Options, read: impl FnOnce(&Calls) -> Result<Snapshot, Failure>) -> i32 {
-    let calls = Calls::new(options.watchdog);
+fn once(options: &ProbeOptions, read: impl FnOnce(&DriverCalls) -> Result<Snapshot, Failure>) -> i32 {
+    let calls = DriverCalls::new(options.watchdog);
     if let Err(error) = watch(calls.clone(), options.watchdog, || {}) {
         log(format_args!("{error}"));
         return 1;
@@ -124,7 +124,7 @@ fn once(options: &Options, read: impl FnOnce(&Calls) -> Result<Snapshot, Failure
 }
 
 /// Return how to open the driver of each vendor.
-fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
+fn vendors(options: &ProbeOptions, calls: &DriverCalls) -> Vec<(Vendor, drivers::Open)> {
     let open = |vendor| -> drivers::Open {
         let calls = calls.clone();
         match vendor {
@@ -134,19 +134,19 @@ fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
             }
             Vendor::Amd => {
                 let sys_root = options.sys_root.clone();
-                Box::new(move || Ok(Box::new(Amd::open(&sys_root, &calls)?) as Box<dyn Backend>))
+                Box::new(move || Ok(Box::new(AmdBackend::open(&sys_root, &calls)?) as Box<dyn Backend>))
             }
             Vendor::Intel => {
                 let sys_root = options.sys_root.clone();
-                Box::new(move || Ok(Box::new(Intel::open(&sys_root, &calls)?) as Box<dyn Backend>))
+                Box::new(move || Ok(Box::new(IntelBackend::open(&sys_root, &calls)?) as Box<dyn Backend>))
             }
         }
     };
     Vendor::ALL.map(|vendor| (vendor, open(vendor))).into()
 }
 
-fn nvidia_options(options: &Options) -> nvidia::Options {
-    nvidia::Options {
+fn nvidia_options(options: &ProbeOptions) -> nvidia::NvidiaOptions {
+    nvidia::NvidiaOptions {
         library: options.nvml_library.clone(),
         driver_root: options.driver_root.clone(),
         proc_root: options.sys_root.join("proc"),
@@ -154,8 +154,8 @@ fn nvidia_options(options: &Options) -> nvidia::Options {
 }
 
 /// Run `--listen`: serve until the process ends.
-fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
-    let calls = Calls::new(options.watchdog);
+fn listen(options: &ProbeOptions) -> Result<std::convert::Infallible, Error> {
+    let calls = DriverCalls::new(options.watchdog);
     // Install the signal handler first, so that every later end removes the socket.
     let signals = Signals::new([SIGTERM, SIGINT, SIGQUIT])
         .map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
@@ -184,10 +184,10 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
         move || socket.remove()
     })?;
 
-    let hub = Arc::new(hub::Hub::new());
+    let hub = Arc::new(hub::ProbeHub::new());
     let jobs = owner::start(
         hub.clone(),
-        drivers::Pace::default(),
+        drivers::ReopenPace::default(),
         options.sys_root.clone(),
         vendors(options, &calls),
     )?;
@@ -199,7 +199,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
             options.listen.display()
         ));
     }
-    let driver = Arc::new(driver_files::Driver {
+    let driver = Arc::new(driver_files::DriverLocation {
         sys_root: options.sys_root.clone(),
         nvidia: nvidia_options(options),
     });
@@ -207,7 +207,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
         directory: options.share_files.clone(),
         machine: (!options.exit_with_stdin).then(|| options.sys_root.clone()),
     });
-    let answers = server::Answers {
+    let answers = server::RequestAnswerer {
         hub,
         jobs,
         driver,
@@ -224,7 +224,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 }
 
 /// Start the watchdog. A hanging call cannot be cancelled, so the watchdog ends the process, and its parent or supervisor restarts it.
-fn watch(calls: Calls, limit: Duration, before_the_end: impl Fn() + Send + 'static) -> Result<(), Error> {
+fn watch(calls: DriverCalls, limit: Duration, before_the_end: impl Fn() + Send + 'static) -> Result<(), Error> {
     let pause = (limit / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     spawn("watchdog", move || {
         loop {

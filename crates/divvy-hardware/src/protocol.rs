@@ -11,21 +11,21 @@ mod line;
 use std::borrow::Cow;
 
 use divvy_cdi::Spec;
-use divvy_cdi::driver_spec::{Basis, Place};
+use divvy_cdi::driver_spec::{Basis, NvmlGpu};
 use divvy_model::MiB;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::{Code, Error, Failure, Fault, SamplesSince};
+use crate::{Error, Failure, FailureCode, Fault, SamplesSince};
 
 pub use line::{LineBuffer, MAX_LINE};
 
 /// The operation that a client requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "camelCase")]
-pub enum Op {
+pub enum ProbeOp {
     /// Identify the probe, and list the latest faults. The answer is a [`Hello`].
     Hello,
     /// Read all GPUs. The answer is a [`crate::Snapshot`].
@@ -43,11 +43,11 @@ pub enum Op {
     Driver(DriverQuestion),
     /// Make the CDI spec of the driver. The answer is a [`DriverSpec`]; no driver call is needed.
     DriverSpec {
-        /// The basis from the answer to [`Op::Driver`].
+        /// The basis from the answer to [`ProbeOp::Driver`].
         basis: Box<Basis>,
     },
-    /// Limit how much memory of a GPU the processes of a pod can allocate. The answer is a [`Limited`].
-    Limit(Limit),
+    /// Limit how much memory of a GPU the processes of a pod can allocate. The answer is a [`LimitAnswer`].
+    Limit(LimitRequest),
     /// End a process of a pod with SIGKILL. The answer is empty.
     Kill(Kill),
     /// Mount a file system for the files of a share, unless there is one. The answer is empty; no driver call is needed.
@@ -60,30 +60,30 @@ pub enum Op {
 
 /// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct ProbeRequest {
     /// Format version: 1.
     pub v: u32,
     /// A number that the client chooses and that the answer repeats.
     pub id: u64,
     /// The operation.
     #[serde(flatten)]
-    pub op: Op,
+    pub op: ProbeOp,
 }
 
-/// The arguments of [`Op::Driver`].
+/// The arguments of [`ProbeOp::Driver`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverQuestion {
     /// The driver version from a snapshot.
     pub version: String,
     /// The GPUs from a snapshot.
-    pub gpus: Vec<Place>,
+    pub gpus: Vec<NvmlGpu>,
     /// Paths on the machine whose existence is to be checked.
     pub paths: Vec<String>,
 }
 
-/// The arguments of [`Op::Limit`].
+/// The arguments of [`ProbeOp::Limit`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct LimitRequest {
     /// The GPU's UUID.
     pub uuid: String,
     /// The path of the cgroup of a pod or of a container, relative to the root of the cgroups.
@@ -96,7 +96,7 @@ pub struct Limit {
     pub alone: bool,
 }
 
-/// The arguments of [`Op::Kill`].
+/// The arguments of [`ProbeOp::Kill`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kill {
     /// The process's PID on the host.
@@ -105,7 +105,7 @@ pub struct Kill {
     pub pod: String,
 }
 
-/// The arguments of [`Op::MountShare`] and [`Op::UnmountShare`]: which share.
+/// The arguments of [`ProbeOp::MountShare`] and [`ProbeOp::UnmountShare`]: which share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareName {
     /// The UID of the pod.
@@ -114,9 +114,9 @@ pub struct ShareName {
     pub gpu: String,
 }
 
-/// The answer to [`Op::Limit`]: what the driver says after the limit was set.
+/// The answer to [`ProbeOp::Limit`]: what the driver says after the limit was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limited {
+pub struct LimitAnswer {
     /// The memory in MiB that the cgroup's processes use.
     #[serde(rename = "usedMiB")]
     pub used: MiB,
@@ -125,7 +125,7 @@ pub struct Limited {
     pub left_out: bool,
 }
 
-/// The answer to [`Op::Driver`].
+/// The answer to [`ProbeOp::Driver`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverFiles {
@@ -137,7 +137,7 @@ pub struct DriverFiles {
     pub missing: Vec<String>,
 }
 
-/// The answer to [`Op::DriverSpec`].
+/// The answer to [`ProbeOp::DriverSpec`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DriverSpec {
     /// The spec for the CDI directory.
@@ -146,7 +146,7 @@ pub struct DriverSpec {
     pub notes: Vec<String>,
 }
 
-/// The answer to [`Op::Hello`].
+/// The answer to [`ProbeOp::Hello`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Format version: 1.
@@ -189,21 +189,21 @@ const FAULT: &str = "fault";
 /// An answer that is not parsed yet: the client parses it into the type that belongs to its request. So each answer is parsed once. The list of processes
 /// arrives every second and is long.
 #[derive(Debug, Clone)]
-pub struct Answer(Box<RawValue>);
+pub struct RawAnswer(Box<RawValue>);
 
-impl Answer {
+impl RawAnswer {
     /// Parse the answer.
     ///
     /// # Errors
-    /// The JSON does not have this type ([`Code::Protocol`]).
+    /// The JSON does not have this type ([`FailureCode::Protocol`]).
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_str(self.0.get())
-            .map_err(|error| Failure::new(Code::Protocol, format!("the probe sent an invalid answer: {error}")))
+            .map_err(|error| Failure::new(FailureCode::Protocol, format!("the probe sent an invalid answer: {error}")))
     }
 }
 
-impl PartialEq for Answer {
-    fn eq(&self, other: &Answer) -> bool {
+impl PartialEq for RawAnswer {
+    fn eq(&self, other: &RawAnswer) -> bool {
         self.0.get() == other.0.get()
     }
 }
@@ -216,7 +216,7 @@ pub enum FromProbe {
         /// The request's id, or `None` if the probe could not read the request.
         id: Option<u64>,
         /// The result or the failure.
-        result: Result<Answer, Failure>,
+        result: Result<RawAnswer, Failure>,
     },
     /// A fault.
     Fault(FaultEvent),
@@ -225,19 +225,19 @@ pub enum FromProbe {
 }
 
 /// Return the line of a request, including its `\n`.
-pub fn request_line(request: &Request) -> String {
+pub fn request_line(request: &ProbeRequest) -> String {
     format!("{}\n", json!(request))
 }
 
 /// Parse a request. A refusal carries the request's id if it could be read.
-pub fn parse_request(line: &str) -> Result<Request, (Option<u64>, Failure)> {
-    let refuse = |id, text: String| Err((id, Failure::new(Code::Protocol, text)));
+pub fn parse_request(line: &str) -> Result<ProbeRequest, (Option<u64>, Failure)> {
+    let refuse = |id, text: String| Err((id, Failure::new(FailureCode::Protocol, text)));
     let value: Value = match serde_json::from_str(line) {
         Ok(value) => value,
         Err(error) => return refuse(None, format!("the request is not JSON: {error}")),
     };
     let id = value.get("id").and_then(Value::as_u64);
-    match serde_json::from_value::<Request>(value) {
+    match serde_json::from_value::<ProbeRequest>(value) {
         Ok(request) if request.v == 1 => Ok(request),
         Ok(request) => refuse(
             id,
@@ -262,14 +262,14 @@ pub fn answer_line(id: Option<u64>, result: &Result<Value, Failure>) -> String {
 /// Return the line of an event, including its `\n`.
 pub fn event_line(event: &FaultEvent) -> String {
     #[derive(Serialize)]
-    struct Line<'e> {
+    struct FaultLine<'e> {
         event: &'static str,
         #[serde(flatten)]
         fault: &'e FaultEvent,
     }
     format!(
         "{}\n",
-        json!(Line {
+        json!(FaultLine {
             event: FAULT,
             fault: event
         })
@@ -279,7 +279,7 @@ pub fn event_line(event: &FaultEvent) -> String {
 /// Parse a line from the probe. The line is untrusted input.
 pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
     #[derive(Deserialize)]
-    struct Line<'l> {
+    struct ProtocolLine<'l> {
         #[serde(default, borrow, deserialize_with = "present")]
         event: Option<&'l RawValue>,
         #[serde(default)]
@@ -289,7 +289,7 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
         err: Option<Failure>,
     }
     let wrong = |error: serde_json::Error| Error::Protocol(format!("a line does not follow the protocol: {error}"));
-    let Line { event, id, ok, err } = serde_json::from_str(line).map_err(wrong)?;
+    let ProtocolLine { event, id, ok, err } = serde_json::from_str(line).map_err(wrong)?;
     if let Some(event) = event.map(RawValue::get).filter(|event| *event != "null") {
         if serde_json::from_str::<Cow<'_, str>>(event).ok().as_deref() != Some(FAULT) {
             return Ok(FromProbe::OtherEvent);
@@ -299,7 +299,7 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
         return Ok(FromProbe::Fault(event));
     }
     let result = match (ok, err) {
-        (Some(answer), None) => Ok(Answer(answer.to_owned())),
+        (Some(answer), None) => Ok(RawAnswer(answer.to_owned())),
         (None, Some(failure)) => Err(bounded(failure)),
         _ => return Err(Error::Protocol("a line has neither or both of ok and err".to_owned())),
     };
@@ -340,13 +340,13 @@ mod tests {
 
     #[test]
     fn the_lines_are_those_of_the_design() {
-        let request = Request {
+        let request = ProbeRequest {
             v: 1,
             id: 1,
-            op: Op::Snapshot,
+            op: ProbeOp::Snapshot,
         };
         assert_eq!(request_line(&request), "{\"v\":1,\"id\":1,\"op\":\"snapshot\"}\n");
-        let failure = Failure::new(Code::DriverNotLoaded, "…");
+        let failure = Failure::new(FailureCode::DriverNotLoaded, "…");
         assert_eq!(
             answer_line(Some(1), &Err(failure)),
             "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"…\"}}\n"
@@ -366,7 +366,7 @@ mod tests {
     fn what_one_side_writes_the_other_reads() {
         let question = DriverQuestion {
             version: "550.54.15".to_owned(),
-            gpus: vec![Place {
+            gpus: vec![NvmlGpu {
                 index: 0,
                 uuid: "GPU-a".to_owned(),
                 minor: 1,
@@ -386,39 +386,39 @@ mod tests {
             gpu: "GPU-a".to_owned(),
         };
         for op in [
-            Op::Hello,
-            Op::Snapshot,
-            Op::Processes,
-            Op::Utilization {
+            ProbeOp::Hello,
+            ProbeOp::Snapshot,
+            ProbeOp::Processes,
+            ProbeOp::Utilization {
                 gpus: vec![SamplesSince {
                     uuid: "GPU-a".to_owned(),
                     since: u64::MAX,
                 }],
             },
-            Op::Metrics,
-            Op::Driver(question),
-            Op::DriverSpec { basis },
-            Op::Limit(Limit {
+            ProbeOp::Metrics,
+            ProbeOp::Driver(question),
+            ProbeOp::DriverSpec { basis },
+            ProbeOp::Limit(LimitRequest {
                 uuid: "GPU-a".to_owned(),
                 cgroup: "kubepods/pod1".to_owned(),
                 hard: MiB(3072),
                 alone: true,
             }),
-            Op::Kill(Kill {
+            ProbeOp::Kill(Kill {
                 pid: 7,
                 pod: "aaaa-1".to_owned(),
             }),
-            Op::MountShare(share.clone()),
-            Op::UnmountShare(share),
-            Op::Ping,
+            ProbeOp::MountShare(share.clone()),
+            ProbeOp::UnmountShare(share),
+            ProbeOp::Ping,
         ] {
-            let request = Request { v: 1, id: u64::MAX, op };
+            let request = ProbeRequest { v: 1, id: u64::MAX, op };
             assert_eq!(parse_request(&request_line(&request)), Ok(request));
         }
         for result in [
             Ok(json!({"a": [1, 2]})),
             Ok(Value::Null),
-            Err(Failure::new(Code::GpuLost, "gone")),
+            Err(Failure::new(FailureCode::GpuLost, "gone")),
         ] {
             let FromProbe::Answer { id, result: read } = parse_from_probe(&answer_line(Some(3), &result)).expect("answer") else {
                 panic!("an answer")
@@ -465,7 +465,7 @@ mod tests {
             FromProbe::OtherEvent
         );
         let newer = parse_from_probe("{\"id\":1,\"err\":{\"code\":\"on_fire\",\"text\":\"a\\nb\"}}").expect("answer");
-        let result = Err(Failure::new(Code::Unknown, "a b"));
+        let result = Err(Failure::new(FailureCode::Unknown, "a b"));
         assert_eq!(newer, FromProbe::Answer { id: Some(1), result });
         for line in [
             "",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_host::{Kind, Root, Tree};
+use divvy_host::{FileKind, Root, Tree};
 use divvy_model::MiB;
 use divvy_model::cgroup::owner_of_process;
 
@@ -17,25 +17,25 @@ const TEXT_BYTES: usize = 96;
 
 /// A directory. Links are followed, but never out of the machine's root.
 #[derive(Debug, Clone)]
-pub(crate) struct Directory<'t> {
+pub(crate) struct SysfsDirectory<'t> {
     tree: &'t dyn Tree,
     root: Root<'t>,
 }
 
-impl<'t> Directory<'t> {
+impl<'t> SysfsDirectory<'t> {
     /// Open the directory at a path of the machine.
-    pub(crate) fn open(tree: &'t dyn Tree, path: &str) -> Option<Directory<'t>> {
+    pub(crate) fn open(tree: &'t dyn Tree, path: &str) -> Option<SysfsDirectory<'t>> {
         let machine = Root::open(tree, "/")?;
         let (path, _) = machine.resolve(path)?;
         let root = Root::open(tree, &path)?;
-        Some(Directory { tree, root })
+        Some(SysfsDirectory { tree, root })
     }
 
     /// Open a directory below this one. The path must consist of real directories, not of links.
-    pub(crate) fn below(&self, path: &str) -> Option<Directory<'t>> {
+    pub(crate) fn below(&self, path: &str) -> Option<SysfsDirectory<'t>> {
         let (path, _) = self.root.resolve(path)?;
         let root = Root::open(self.tree, &self.root.host(&path))?;
-        Some(Directory { tree: self.tree, root })
+        Some(SysfsDirectory { tree: self.tree, root })
     }
 
     /// Return the names in a directory below this one; empty if there is no such directory.
@@ -53,7 +53,7 @@ impl<'t> Directory<'t> {
     /// Return the target of the link `name` in the directory.
     pub(crate) fn link(&self, name: &str) -> Option<String> {
         match self.root.stat_in("/", name)?.kind {
-            Kind::Link(target) => Some(target),
+            FileKind::Link(target) => Some(target),
             _ => None,
         }
     }
@@ -81,7 +81,7 @@ impl<'t> Directory<'t> {
 }
 
 /// Return the UID of a process's pod. The directory is [`PROCESSES`].
-pub(crate) fn pod_of(processes: &Directory<'_>, pid: u32) -> Option<String> {
+pub(crate) fn pod_of(processes: &SysfsDirectory<'_>, pid: u32) -> Option<String> {
     let text = processes.text(&format!("/{pid}/cgroup"))?;
     Some(owner_of_process(&text)?.pod)
 }
@@ -100,7 +100,7 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Return the files of a PCI function's first group of sensors (kernel documentation, `hwmon/sysfs-interface.rst`).
-pub(crate) fn sensors<'t>(function: &Directory<'t>) -> Option<Directory<'t>> {
+pub(crate) fn sensors<'t>(function: &SysfsDirectory<'t>) -> Option<SysfsDirectory<'t>> {
     let number = *function.numbered("/hwmon", "hwmon").first()?;
     function.below(&format!("/hwmon/hwmon{number}"))
 }
@@ -117,12 +117,12 @@ pub(crate) fn bounded(bytes: u64) -> Option<MiB> {
 
 /// Lines of `key value`, where the value is a decimal number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Properties<'t>(BTreeMap<&'t str, Option<u64>>);
+pub(crate) struct SysfsProperties<'t>(BTreeMap<&'t str, Option<u64>>);
 
-impl<'t> Properties<'t> {
+impl<'t> SysfsProperties<'t> {
     /// Parse the lines. Skip lines of another form, and skip the last line if it has no line feed, because it may have been cut
     /// off.
-    pub(crate) fn parse(text: &'t str) -> Properties<'t> {
+    pub(crate) fn parse(text: &'t str) -> SysfsProperties<'t> {
         let mut values = BTreeMap::new();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             let Some((key, value)) = line.trim().split_once([' ', ':']) else {
@@ -135,7 +135,7 @@ impl<'t> Properties<'t> {
                 *known = None;
             }
         }
-        Properties(values)
+        SysfsProperties(values)
     }
 
     /// Return the value of a key.
@@ -164,10 +164,10 @@ mod tests {
             ("unique_idx 7\n", None),
             ("", None),
         ] {
-            assert_eq!(Properties::parse(text).get::<u64>("unique_id"), expected, "{text:?}");
+            assert_eq!(SysfsProperties::parse(text).get::<u64>("unique_id"), expected, "{text:?}");
         }
-        assert_eq!(Properties::parse("ue: 3\nce: 9\n").get::<u64>("ue"), Some(3));
-        assert_eq!(Properties::parse("minor 4294967296\n").get::<u32>("minor"), None);
+        assert_eq!(SysfsProperties::parse("ue: 3\nce: 9\n").get::<u64>("ue"), Some(3));
+        assert_eq!(SysfsProperties::parse("minor 4294967296\n").get::<u32>("minor"), None);
     }
 
     #[test]

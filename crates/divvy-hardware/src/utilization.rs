@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::facts::{MAX_GPUS, is_uuid};
-use crate::{Code, Error, Failure};
+use crate::{Error, Failure, FailureCode};
 
 /// The samples of a GPU in an answer. No GPU runs the work of so many processes within one sample.
 pub(crate) const MAX_SAMPLES: usize = 512;
@@ -20,7 +20,7 @@ pub struct SamplesSince {
 impl SamplesSince {
     /// Refuse questions that no agent asks.
     pub(crate) fn validate(all: &[SamplesSince]) -> Result<(), Failure> {
-        let refused = |text: String| Err(Failure::new(Code::Protocol, text));
+        let refused = |text: String| Err(Failure::new(FailureCode::Protocol, text));
         if all.len() > MAX_GPUS {
             return refused(format!("the samples of more than {MAX_GPUS} GPUs are asked for"));
         }
@@ -37,7 +37,7 @@ pub struct GpuSamples {
     /// The GPU's UUID.
     pub uuid: String,
     /// At most one sample of each process for one time. A process that has not used the GPU has none.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<UtilizationSample>,
     /// Why the driver gives no samples.
     #[serde(default, rename = "err", skip_serializing_if = "Option::is_none")]
     pub error: Option<Failure>,
@@ -45,7 +45,7 @@ pub struct GpuSamples {
 
 /// For how much of the time since the driver's sample before a process kept the GPU busy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct UtilizationSample {
     /// PID on the host.
     pub pid: u32,
     /// UID of the process's pod, from its cgroup. `None` for a process of the host, and for one that has ended.
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn gpu(uuid: &str, percent: u32, pod: Option<&str>) -> GpuSamples {
-        let sample = Sample {
+        let sample = UtilizationSample {
             pid: 7,
             pod: pod.map(str::to_owned),
             container: pod.map(|pod| format!("{pod}cafe")),

@@ -5,12 +5,12 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 
-use divvy_cdi::generate::ldcache::{self, Library};
+use divvy_cdi::generate::ldcache::{self, CachedLibrary};
 use divvy_oci::hook::libraries::{musl_list, stem};
 use divvy_oci::hook::soname::soname;
 
 use crate::error::{Error, Result};
-use crate::root::Root;
+use crate::root::ImageRoot;
 
 const CACHE: &str = "/etc/ld.so.cache";
 /// The number of bytes at the beginning of an ELF file that identify its architecture.
@@ -22,7 +22,7 @@ const MUSL_LIMIT: usize = 64 * 1024;
 /// Add the libraries that are mounted into these directories to the cache. A library is listed under its file name, its soname,
 /// and the names of links next to it that differ only in the version. All libraries in the directory `first`, mounted or not,
 /// come before them.
-pub(crate) fn update(root: &Root, mounts: &[String], directories: &[String], first: Option<&str>) -> Result<()> {
+pub(crate) fn update(root: &ImageRoot, mounts: &[String], directories: &[String], first: Option<&str>) -> Result<()> {
     let mut found: Vec<(String, String, i32)> = Vec::new();
     let mut with_libraries: Vec<&str> = Vec::new();
     for (directory, mounted_only) in first
@@ -66,9 +66,9 @@ pub(crate) fn update(root: &Root, mounts: &[String], directories: &[String], fir
     }
     for_musl(root, &with_libraries)?;
     let before = root.read(CACHE, ldcache::LIMIT)?;
-    let added: Vec<Library<'_>> = found
+    let added: Vec<CachedLibrary<'_>> = found
         .iter()
-        .map(|(name, path, flags)| Library {
+        .map(|(name, path, flags)| CachedLibrary {
             name,
             path,
             flags: *flags,
@@ -85,7 +85,7 @@ pub(crate) fn update(root: &Root, mounts: &[String], directories: &[String], fir
     root.write(CACHE, &after)
 }
 
-fn soname_of(root: &Root, path: &str, name: &str) -> Result<Option<String>> {
+fn soname_of(root: &ImageRoot, path: &str, name: &str) -> Result<Option<String>> {
     let Some(file) = root.file(path)? else { return Ok(None) };
     let unread = |error| Error::image("read", path, error);
     let size = file.metadata().map_err(unread)?.len();
@@ -97,7 +97,7 @@ fn soname_of(root: &Root, path: &str, name: &str) -> Result<Option<String>> {
 }
 
 /// Add the directories to the list of musl's loader, if the image has that loader.
-fn for_musl(root: &Root, directories: &[&str]) -> Result<()> {
+fn for_musl(root: &ImageRoot, directories: &[&str]) -> Result<()> {
     let arch = std::env::consts::ARCH;
     if root.file(&format!("/lib/ld-musl-{arch}.so.1"))?.is_none() {
         return Ok(());

@@ -11,7 +11,7 @@ use divvy_oci::hook::compat::{self, LIBCUDA};
 use divvy_share::{GUARD_CUDA, REAL_CUDA};
 
 use crate::error::{Error, Result};
-use crate::root::Root;
+use crate::root::ImageRoot;
 
 /// Return the directory if it contains exactly one libcuda, and this one should be preferred to the libcuda of the host's driver. A
 /// note in the library lists the drivers that it supports. A library without a note is preferred if its major version is newer.
@@ -19,7 +19,7 @@ use crate::root::Root;
 /// With the guard among the container's mounts, the guard is put over this libcuda. If this fails, the second result is the error, and the image's libcuda is not
 /// preferred, because nothing would hold programs that use it to their share.
 pub(crate) fn choose(
-    root: &Root,
+    root: &ImageRoot,
     mounts: &[String],
     directory: String,
     host_driver: &str,
@@ -49,7 +49,7 @@ pub(crate) fn choose(
     Ok((held.is_ok().then_some(directory), held))
 }
 
-fn is_guard(root: &Root, path: &str) -> Result<bool> {
+fn is_guard(root: &ImageRoot, path: &str) -> Result<bool> {
     let Some(guard) = root.mounted(GUARD_CUDA)? else {
         return Ok(false);
     };
@@ -57,7 +57,7 @@ fn is_guard(root: &Root, path: &str) -> Result<bool> {
 }
 
 /// Make this libcuda the guard's real library, and put the guard over it and over each other copy of it in its directory.
-fn hold(root: &Root, directory: &str, path: &str, names: &[String]) -> Result<()> {
+fn hold(root: &ImageRoot, directory: &str, path: &str, names: &[String]) -> Result<()> {
     let mounted = |path: &str| root.mounted(path)?.ok_or_else(|| missing(path, "it is not mounted there"));
     let (guard, real) = (mounted(GUARD_CUDA)?, mounted(REAL_CUDA)?);
     // A hook must not cover a file that the container runtime trusts, such as one of /proc.
@@ -88,7 +88,7 @@ const CONFIG: &str = "/etc/ld.so.conf.d/00-divvy-cuda-compat.conf";
 const CONFIG_LIMIT: usize = 4096;
 
 /// Record, for later hooks, the directory with the preferred libcuda, or that there is none.
-pub(crate) fn remember(root: &Root, directory: Option<&str>) -> Result<()> {
+pub(crate) fn remember(root: &ImageRoot, directory: Option<&str>) -> Result<()> {
     let there = root.read(CONFIG, CONFIG_LIMIT)?;
     let text = directory.map_or_else(String::new, |directory| format!("{directory}\n"));
     match there {
@@ -99,7 +99,7 @@ pub(crate) fn remember(root: &Root, directory: Option<&str>) -> Result<()> {
 }
 
 /// Return the directory that an earlier hook recorded.
-pub(crate) fn remembered(root: &Root) -> Result<Option<String>> {
+pub(crate) fn remembered(root: &ImageRoot) -> Result<Option<String>> {
     let text = root
         .read(CONFIG, CONFIG_LIMIT)?
         .and_then(|bytes| String::from_utf8(bytes).ok());

@@ -13,7 +13,7 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 pub(crate) enum Error {
     /// The command line is wrong.
     #[error(transparent)]
-    Arguments(#[from] arguments::Error),
+    Arguments(#[from] arguments::HookArgumentError),
     /// The container's state on standard input, or its configuration, is wrong.
     #[error("{0}; only a container runtime should call this program, with the container's state as its input")]
     State(String),

@@ -17,7 +17,9 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// program's path is on the host, never in the image.
 pub(crate) fn run(environment: &[String], words: &[OsString]) -> Result<()> {
     let Some((program, words)) = words.split_first().filter(|(program, _)| Path::new(program).is_absolute()) else {
-        return Err(arguments::Error::Usage("legacy: the program after -- must be an absolute path".to_owned()).into());
+        return Err(
+            arguments::HookArgumentError::Usage("legacy: the program after -- must be an absolute path".to_owned()).into(),
+        );
     };
     let state = state::read()?;
     if state.pid == 0 {

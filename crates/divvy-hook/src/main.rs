@@ -28,12 +28,12 @@ use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use divvy_oci::hook::arguments::{HELP, Hook, OnFailure};
+use divvy_oci::hook::arguments::{HELP, HookCall, OnFailure};
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior, umask};
 
 use error::{Error, Result, complain};
-use root::Root;
+use root::ImageRoot;
 
 fn main() -> ExitCode {
     if std::env::vars_os().next().is_some() {
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         };
     }
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let done = settle().and_then(|()| Ok(Hook::parse(&words)?)).and_then(run);
+    let done = settle().and_then(|()| Ok(HookCall::parse(&words)?)).and_then(run);
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(&error),
@@ -70,28 +70,28 @@ fn settle() -> Result<()> {
         .map_err(|error| Error::host("hide the memory of", "divvy-hook", error.into()))
 }
 
-fn run(hook: Hook) -> Result<()> {
+fn run(hook: HookCall) -> Result<()> {
     let (done, on_failure) = match hook {
-        Hook::Help => return print(HELP),
-        Hook::Version => return print(&format!("divvy-hook {}\n", env!("CARGO_PKG_VERSION"))),
-        Hook::Unknown(name) => {
+        HookCall::Help => return print(HELP),
+        HookCall::Version => return print(&format!("divvy-hook {}\n", env!("CARGO_PKG_VERSION"))),
+        HookCall::Unknown(name) => {
             // A newer spec may name a hook that this version lacks. The container starts nevertheless, as with NVIDIA's program.
             let _ = writeln!(std::io::stderr(), "divvy-hook: warning: Unsupported CDI hook: {name}");
             return Ok(());
         }
-        Hook::Legacy { environment, words } => return legacy::run(&environment, &words),
-        Hook::CreateSymlinks { links, on_failure } => {
-            let root = Root::open(&state::read()?.root)?;
+        HookCall::Legacy { environment, words } => return legacy::run(&environment, &words),
+        HookCall::CreateSymlinks { links, on_failure } => {
+            let root = ImageRoot::open(&state::read()?.root)?;
             (links.iter().try_for_each(|link| links::create(&root, link)), on_failure)
         }
-        Hook::UpdateLdcache {
+        HookCall::UpdateLdcache {
             directories,
             host_driver,
             compat,
             on_failure,
         } => {
             let state = state::read()?;
-            let root = Root::open(&state.root)?;
+            let root = ImageRoot::open(&state.root)?;
             let (first, held) = match &host_driver {
                 Some(driver) => match compat::choose(&root, &state.mounts, compat, driver) {
                     Ok((first, held)) => (Ok(first), held),
@@ -109,13 +109,13 @@ fn run(hook: Hook) -> Result<()> {
             });
             (done, on_failure)
         }
-        Hook::DisableDeviceNodeModification { on_failure } => {
-            let root = Root::open(&state::read()?.root)?;
+        HookCall::DisableDeviceNodeModification { on_failure } => {
+            let root = ImageRoot::open(&state::read()?.root)?;
             (params::forbid_nodes(&root), on_failure)
         }
-        Hook::UpdateApplicationProfile { on_failure } => {
+        HookCall::UpdateApplicationProfile { on_failure } => {
             let state = state::read()?;
-            let root = Root::open(&state.root)?;
+            let root = ImageRoot::open(&state.root)?;
             (profile::write(&root, &state.devices), on_failure)
         }
     };

@@ -4,13 +4,13 @@
 use divvy_oci::hook::params::forbidding;
 
 use crate::error::Result;
-use crate::root::Root;
+use crate::root::ImageRoot;
 
 const FILE: &str = "/proc/driver/nvidia/params";
 const LIMIT: usize = 64 * 1024;
 
 /// Mount a copy of the file that forbids modification over the file. Do nothing if the file does not exist or already forbids it.
-pub(crate) fn forbid_nodes(root: &Root) -> Result<()> {
+pub(crate) fn forbid_nodes(root: &ImageRoot) -> Result<()> {
     let text = root.read(FILE, LIMIT)?.and_then(|bytes| String::from_utf8(bytes).ok());
     match text.as_deref().and_then(forbidding) {
         Some(text) => root.cover(FILE, text.as_bytes()),

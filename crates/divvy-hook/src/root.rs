@@ -31,22 +31,22 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
 /// The image's root, held open by a file descriptor.
 #[derive(Debug)]
-pub(crate) struct Root {
+pub(crate) struct ImageRoot {
     at: OwnedFd,
 }
 
 /// A file of the container, as an identity and as a place where another file can be mounted.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct MountPlace {
     file: OwnedFd,
     path: String,
     device: u64,
     inode: u64,
 }
 
-impl Place {
+impl MountPlace {
     /// Mount the file of another place over this one. The current mount namespace, which is the container's, is changed.
-    pub(crate) fn cover_with(&self, other: &Place) -> Result<()> {
+    pub(crate) fn cover_with(&self, other: &MountPlace) -> Result<()> {
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
         let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         open_tree(&other.file, "", clone)
@@ -62,12 +62,12 @@ enum Mounts {
     Refused,
 }
 
-impl Root {
+impl ImageRoot {
     /// Open the root directory that the container's configuration names.
-    pub(crate) fn open(path: &Path) -> Result<Root> {
+    pub(crate) fn open(path: &Path) -> Result<ImageRoot> {
         let opened = rustix::fs::open(path, DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         opened
-            .map(|at| Root { at })
+            .map(|at| ImageRoot { at })
             .map_err(|error| Error::host("open the container's root", &path.display().to_string(), error.into()))
     }
 
@@ -162,7 +162,7 @@ impl Root {
     }
 
     /// Find a regular file of the image itself, which is not on another mount. The result is `None` if it is one of these.
-    pub(crate) fn place(&self, path: &str) -> Result<Option<Place>> {
+    pub(crate) fn place(&self, path: &str) -> Result<Option<MountPlace>> {
         match self.resolve(path, OFlags::PATH, Mounts::Refused) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV) => Ok(None),
             found => self.place_of(path, found),
@@ -170,7 +170,7 @@ impl Root {
     }
 
     /// Find a regular file that the container runtime has mounted at this path. The result is `None` if there is none.
-    pub(crate) fn mounted(&self, path: &str) -> Result<Option<Place>> {
+    pub(crate) fn mounted(&self, path: &str) -> Result<Option<MountPlace>> {
         // No component is a link of the image, which could lead to a file that the kernel or another program trusts.
         match self.walk(path, OFlags::PATH, Mounts::Crossed) {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
@@ -179,7 +179,7 @@ impl Root {
     }
 
     /// Report whether a path leads to the same file as a place.
-    pub(crate) fn has(&self, path: &str, place: &Place) -> Result<bool> {
+    pub(crate) fn has(&self, path: &str, place: &MountPlace) -> Result<bool> {
         match self.resolve(path, OFlags::PATH, Mounts::Crossed) {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
             found => Ok(self
@@ -188,12 +188,12 @@ impl Root {
         }
     }
 
-    fn place_of(&self, path: &str, found: rustix::io::Result<OwnedFd>) -> Result<Option<Place>> {
+    fn place_of(&self, path: &str, found: rustix::io::Result<OwnedFd>) -> Result<Option<MountPlace>> {
         let failed = |error: Errno| Error::image("open", path, error);
         let file = found.map_err(failed)?;
         let stat = fstat(&file).map_err(failed)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        Ok(is_file.then(|| Place {
+        Ok(is_file.then(|| MountPlace {
             file,
             path: path.to_owned(),
             device: stat.st_dev,

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use divvy_oci::hook::state::{Config, State as Said};
+use divvy_oci::hook::state::{HookConfig, OciState as Said};
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ const MOST: u64 = 16 * 1024 * 1024;
 
 /// The parts of a container's state and configuration that the hook needs.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct HookedContainer {
     /// The PID of the container's first process; 0 if there is none yet.
     pub(crate) pid: u64,
     /// The container's root, as a path on the host.
@@ -28,7 +28,7 @@ pub(crate) struct State {
 }
 
 /// Read the state and the configuration.
-pub(crate) fn read() -> Result<State> {
+pub(crate) fn read() -> Result<HookedContainer> {
     let said = parse(std::io::stdin(), "the state on standard input", Said::parse)?;
     let bundle = said
         .bundle()
@@ -41,8 +41,8 @@ pub(crate) fn read() -> Result<State> {
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(&path);
     let file = opened.map_err(|error| Error::host("read", &shown, error))?;
-    let config = parse(file, &shown, Config::parse)?;
-    Ok(State {
+    let config = parse(file, &shown, HookConfig::parse)?;
+    Ok(HookedContainer {
         pid: said.pid,
         root: Path::new(bundle).join(config.root),
         mounts: config.mounts,

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::{Entry, Kind, Tree};
+use crate::{FileKind, PathMetadata, Tree};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -79,19 +79,19 @@ impl Tree for Files {
             .collect()
     }
 
-    fn stat(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<PathMetadata> {
         let path = self.path(path);
         let metadata = self.known(&path, fs::symlink_metadata(&path))?;
         let kind = match metadata.file_type() {
-            kind if kind.is_dir() => Kind::Directory,
-            kind if kind.is_file() => Kind::File,
+            kind if kind.is_dir() => FileKind::Directory,
+            kind if kind.is_file() => FileKind::File,
             kind if kind.is_symlink() => {
-                Kind::Link(self.known(&path, fs::read_link(&path))?.into_os_string().into_string().ok()?)
+                FileKind::Link(self.known(&path, fs::read_link(&path))?.into_os_string().into_string().ok()?)
             }
-            kind if kind.is_char_device() || kind.is_block_device() || kind.is_socket() || kind.is_fifo() => Kind::Special,
+            kind if kind.is_char_device() || kind.is_block_device() || kind.is_socket() || kind.is_fifo() => FileKind::Special,
             _ => return None,
         };
-        Some(Entry {
+        Some(PathMetadata {
             kind,
             mode: metadata.mode() & 0o7777,
             gid: metadata.gid(),

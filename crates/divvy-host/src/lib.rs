@@ -14,4 +14,4 @@ mod tree;
 #[cfg(feature = "files")]
 pub use files::Files;
 pub use printable::{plain, plain_line};
-pub use tree::{Entry, Kind, Root, Tree};
+pub use tree::{FileKind, PathMetadata, Root, Tree};

@@ -4,9 +4,9 @@ use std::fmt;
 
 /// The metadata of a path. Links are not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct PathMetadata {
     /// The file type.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// Permission bits.
     pub mode: u32,
     /// Group ID.
@@ -15,7 +15,7 @@ pub struct Entry {
 
 /// A file type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// A directory.
     Directory,
     /// A regular file.
@@ -37,7 +37,7 @@ pub trait Tree: fmt::Debug + Sync {
         names
     }
     /// Return the metadata of a path, or `None` if it does not exist.
-    fn stat(&self, path: &str) -> Option<Entry>;
+    fn stat(&self, path: &str) -> Option<PathMetadata>;
     /// Return at most the first `limit` bytes of a file, or `None` if it cannot be read.
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>>;
     /// Return the major and minor number of a device node. The result is `None` if the path is not a device node, as in a copy of a machine that has
@@ -81,7 +81,7 @@ impl<'t> Root<'t> {
             named: String::new(),
         };
         let (at, entry) = machine.resolve(path)?;
-        (entry.kind == Kind::Directory).then(|| Root {
+        (entry.kind == FileKind::Directory).then(|| Root {
             tree,
             at: at.trim_end_matches('/').to_owned(),
             named: normal(path).trim_end_matches('/').to_owned(),
@@ -94,11 +94,11 @@ impl<'t> Root<'t> {
     }
 
     /// Follow all links, without leaving the root. Return the path below the root without links, and its metadata.
-    pub fn resolve(&self, path: &str) -> Option<(String, Entry)> {
+    pub fn resolve(&self, path: &str) -> Option<(String, PathMetadata)> {
         let mut todo: Vec<String> = parts(path).rev().map(str::to_owned).collect();
         let mut done: Vec<String> = Vec::new();
-        let mut entry = Entry {
-            kind: Kind::Directory,
+        let mut entry = PathMetadata {
+            kind: FileKind::Directory,
             mode: 0o755,
             gid: 0,
         };
@@ -107,12 +107,12 @@ impl<'t> Root<'t> {
             if part == ".." {
                 done.pop();
                 // The remaining path is a directory, since a component below it was resolved.
-                entry.kind = Kind::Directory;
+                entry.kind = FileKind::Directory;
                 continue;
             }
             done.push(part);
             entry = self.tree.stat(&format!("{}/{}", self.at, done.join("/")))?;
-            if let Kind::Link(target) = &entry.kind {
+            if let FileKind::Link(target) = &entry.kind {
                 links += 1;
                 if links > MOST_LINKS {
                     return None;
@@ -122,7 +122,7 @@ impl<'t> Root<'t> {
                     done.clear();
                 }
                 todo.extend(parts(target).rev().map(str::to_owned));
-                entry.kind = Kind::Directory;
+                entry.kind = FileKind::Directory;
             }
         }
         Some((format!("/{}", done.join("/")), entry))
@@ -145,7 +145,7 @@ impl<'t> Root<'t> {
         let (directory, name) = path.rsplit_once('/')?;
         let (directory, _) = self.resolve(directory)?;
         match self.stat_in(&directory, name)?.kind {
-            Kind::Link(target) => Some(target),
+            FileKind::Link(target) => Some(target),
             _ => None,
         }
     }
@@ -168,11 +168,11 @@ impl<'t> Root<'t> {
         if path.len() > 1 {
             path = path.trim_end_matches('/').to_owned();
         }
-        (entry.kind == Kind::Directory).then_some(path)
+        (entry.kind == FileKind::Directory).then_some(path)
     }
 
     /// Return the metadata of the entry `name` of a directory, without following a link. The directory's path must not contain links.
-    pub fn stat_in(&self, directory: &str, name: &str) -> Option<Entry> {
+    pub fn stat_in(&self, directory: &str, name: &str) -> Option<PathMetadata> {
         self.tree
             .stat(&format!("{}{}/{name}", self.at, directory.trim_end_matches('/')))
     }
@@ -180,7 +180,7 @@ impl<'t> Root<'t> {
     /// Return at most the first `limit` bytes of a regular file; links are followed.
     pub fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
         let (path, entry) = self.resolve(path)?;
-        (entry.kind == Kind::File)
+        (entry.kind == FileKind::File)
             .then(|| self.tree.read(&format!("{}{path}", self.at), limit))
             .flatten()
     }
@@ -195,7 +195,7 @@ impl<'t> Root<'t> {
     /// Return the path of a regular file without links, or `None` if the path is not a regular file.
     pub fn file(&self, path: &str) -> Option<String> {
         let (real, entry) = self.resolve(path)?;
-        (entry.kind == Kind::File).then_some(real)
+        (entry.kind == FileKind::File).then_some(real)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::unanswered::Unanswered;
 
 /// The user's choice of a cluster: the values of flags with kubectl's names and kubectl's meaning.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Choice {
+pub struct ClusterChoice {
     /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
     /// `--context`.
@@ -29,7 +29,7 @@ pub struct Choice {
     #[serde(with = "server")]
     pub server: Option<http::Uri>,
     /// `--token`: a bearer token, instead of the user's credentials.
-    pub token: Option<Token>,
+    pub token: Option<BearerToken>,
     /// `--as`: the user to impersonate.
     pub impersonate: Option<String>,
     /// `--as-group`: the groups to impersonate.
@@ -41,7 +41,7 @@ pub struct Choice {
 /// A bearer token. Its `Debug` output does not show the token.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Token(String);
+pub struct BearerToken(String);
 
 /// The API server's address as text.
 mod server {
@@ -58,7 +58,7 @@ mod server {
     }
 }
 
-impl Token {
+impl BearerToken {
     /// Return the header value `Bearer …`, marked as sensitive; `None` if the token has characters that a header cannot contain.
     pub fn header(&self) -> Option<http::HeaderValue> {
         let mut value = http::HeaderValue::try_from(format!("Bearer {}", self.0)).ok()?;
@@ -67,13 +67,13 @@ impl Token {
     }
 }
 
-impl From<String> for Token {
-    fn from(text: String) -> Token {
-        Token(text)
+impl From<String> for BearerToken {
+    fn from(text: String) -> BearerToken {
+        BearerToken(text)
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for BearerToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
     }
@@ -97,7 +97,7 @@ impl Connection {
     ///
     /// # Errors
     /// Fails if the user has no token, because a client certificate or impersonation (`--as`) is used.
-    pub async fn token(&self) -> Result<Token, Error> {
+    pub async fn token(&self) -> Result<BearerToken, Error> {
         let none = |text: &str| Error::NoToken { text: text.to_owned() };
         if self.config.auth_info.impersonate.is_some() {
             return Err(none("with --as there is no token of the user that you impersonate"));
@@ -118,7 +118,7 @@ impl Connection {
         let header = header.map_err(|error| failed(error.to_string()))?.into_body();
         let text = header.as_ref().and_then(|header| header.to_str().ok()).unwrap_or_default();
         match text.strip_prefix("Bearer ") {
-            Some(token) => Ok(Token(token.to_owned())),
+            Some(token) => Ok(BearerToken(token.to_owned())),
             None => Err(none(
                 "your kubeconfig has a password and no token, but the explainer identifies users by their tokens",
             )),
@@ -135,7 +135,7 @@ impl fmt::Debug for Connection {
 }
 
 /// Read the configuration and make a client. This sends no request yet.
-pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
+pub async fn connect(choice: &ClusterChoice) -> Result<Connection, Error> {
     let (config, origin) = config(choice).await?;
     let (namespace, address, kept) = (
         config.default_namespace.clone(),
@@ -191,7 +191,7 @@ fn unanswered(
 }
 
 /// Return the chosen configuration, and a phrase that says where the address comes from.
-async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
+async fn config(choice: &ClusterChoice) -> Result<(kube::Config, String), Error> {
     let (mut config, mut origin) = base(choice).await?;
     if let Some(server) = &choice.server {
         config.cluster_url.clone_from(server);
@@ -199,7 +199,7 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
         config.tls_server_name = None;
         origin = "from --server".to_owned();
     }
-    if let Some(Token(token)) = &choice.token {
+    if let Some(BearerToken(token)) = &choice.token {
         // Drop the other credentials: a client certificate would take precedence over the token.
         config.auth_info = AuthInfo {
             token: Some(token.clone().into()),
@@ -224,7 +224,7 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
 
 /// Return the configuration, without the flags that the caller then applies: `--server`, `--token`, `--as`, `--as-group`, and
 /// `--request-timeout`.
-async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
+async fn base(choice: &ClusterChoice) -> Result<(kube::Config, String), Error> {
     let from_env = std::env::var_os("KUBECONFIG")
         .filter(|value| !value.is_empty())
         .map(PathBuf::from);
@@ -289,7 +289,7 @@ enum NotThere {
 }
 
 /// Check that the kubeconfig has the context, cluster, and user that the flags name. kube ignores a user that does not exist.
-fn names_are_there(config: &Kubeconfig, choice: &Choice) -> Result<(), NotThere> {
+fn names_are_there(config: &Kubeconfig, choice: &ClusterChoice) -> Result<(), NotThere> {
     let contexts = || config.contexts.iter().map(|named| named.name.as_str()).collect();
     let clusters = || config.clusters.iter().map(|named| named.name.as_str()).collect();
     let users = || config.auth_infos.iter().map(|named| named.name.as_str()).collect();
@@ -390,9 +390,9 @@ mod tests {
 
     #[test]
     fn a_token_is_not_printed() {
-        let choice = Choice {
+        let choice = ClusterChoice {
             token: Some("secret".to_owned().into()),
-            ..Choice::default()
+            ..ClusterChoice::default()
         };
         assert!(!format!("{choice:?}").contains("secret"));
     }

@@ -13,7 +13,7 @@ use divvy_model::{
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use crate::objects::{Amount, Amounts, Container, NodeObject, NodeStatus, PodObject, Resources};
+use crate::objects::{Container, ContainerResources, NodeObject, NodeStatus, PodObject, QuantityText, ResourceAmounts};
 
 pub use read_pod::ReadPod;
 
@@ -97,7 +97,7 @@ pub fn node(object: &NodeObject) -> Node {
     let meta = &object.metadata;
     let none = NodeStatus::default();
     let status = object.status.as_ref().unwrap_or(&none);
-    let value = |map: &Amounts, key: &str| map.get(key).and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0);
+    let value = |map: &ResourceAmounts, key: &str| map.get(key).and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0);
     let annotations = meta.annotations.as_ref();
     let inventory = annotations.and_then(|annotations| annotations.get(names::INVENTORY));
     Node {
@@ -165,7 +165,7 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
 fn whole(object: &PodObject) -> Result<Vec<WholeRequest>, divvy_model::Error> {
     let mut found: BTreeMap<WholeKind, Vec<WholeContainer>> = BTreeMap::new();
     for (order, container) in in_order(object) {
-        let Resources { requests, limits } = &container.resources;
+        let ContainerResources { requests, limits } = &container.resources;
         let implied = limits.iter().filter(|(name, _)| !requests.contains_key(name));
         for (name, amount) in requests.iter().chain(implied) {
             let Some(kind) = WholeKind::of_resource(name) else { continue };
@@ -238,8 +238,8 @@ fn in_container(object: &PodObject, container: &Container, resource: &str, error
     }
 }
 
-fn amount_of<'a>(container: &'a Container, resource: &str) -> Option<&'a Amount> {
-    let Resources { requests, limits } = &container.resources;
+fn amount_of<'a>(container: &'a Container, resource: &str) -> Option<&'a QuantityText> {
+    let ContainerResources { requests, limits } = &container.resources;
     requests.get(resource).or_else(|| limits.get(resource))
 }
 

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use crate::in_words;
-use crate::list::pages::Failure;
+use crate::list::pages::ListFailure;
 
 /// An error between Divvy and an API server.
 #[derive(Debug, thiserror::Error)]
@@ -93,9 +93,9 @@ impl Error {
         matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 404))
     }
 
-    pub(crate) fn list(what: impl Into<String>, failure: Failure) -> Error {
+    pub(crate) fn list(what: impl Into<String>, failure: ListFailure) -> Error {
         match failure {
-            Failure::Api(source) => Error::api(what, source),
+            ListFailure::Api(source) => Error::api(what, source),
             failure => Error::List {
                 what: what.into(),
                 text: failure.to_string(),

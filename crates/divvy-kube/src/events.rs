@@ -50,7 +50,7 @@ impl std::fmt::Debug for Events {
 
 /// The content of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub struct EventNote {
     /// Whether the event's type is `Warning` instead of `Normal`.
     pub warning: bool,
     /// The reason, one word in CamelCase.
@@ -101,7 +101,7 @@ impl Events {
     ///
     /// # Errors
     /// The API server does not accept the event. If the note is published again, it gets a new event.
-    pub async fn publish(&self, regarding: &ObjectReference, note: Note) -> Result<(), Error> {
+    pub async fn publish(&self, regarding: &ObjectReference, note: EventNote) -> Result<(), Error> {
         let mut text = note.text;
         if text.len() > 1000 {
             let cut = (0..=1000).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
@@ -109,7 +109,7 @@ impl Events {
         }
         let about = (regarding.uid.clone(), note.reason.clone());
         let object = self.note(&about, &text);
-        let note = Note {
+        let note = EventNote {
             text: text.clone(),
             ..note
         };
@@ -128,7 +128,7 @@ impl Events {
     async fn send(
         &self,
         regarding: &ObjectReference,
-        note: Note,
+        note: EventNote,
         object: Option<(String, i32)>,
     ) -> Result<(String, i32), kube::Error> {
         let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
@@ -240,8 +240,8 @@ mod tests {
         Json(json!({"kind": "Event", "apiVersion": "events.k8s.io/v1", "metadata": {}, "eventTime": null})).into_response()
     }
 
-    fn note(reason: &str, text: &str) -> Note {
-        Note {
+    fn note(reason: &str, text: &str) -> EventNote {
+        EventNote {
             warning: true,
             reason: reason.to_owned(),
             action: "Reconciling".to_owned(),

@@ -21,7 +21,7 @@ use crate::convert::UnhealthyGpus;
 use crate::objects::{NodeObject, PodObject};
 use crate::slim::{Kind, SlimNode, SlimPod, WholePod};
 use crate::{Error, convert, objects};
-use items::{Items, ListMeta, Part, Read, Unreadable, Wrong};
+use items::{ListMeta, ListParser, ListPart, ParsingSink, UnreadableItem, Wrong};
 use pages::{Pages, Progress};
 
 pub(crate) const PODS: &str = "/api/v1/pods";
@@ -71,7 +71,7 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
         let name = name(&object);
         pod_of(object)
             .map(|pod| found.pods.push(pod))
-            .map_err(|error| Unreadable::new(name, &error))
+            .map_err(|error| UnreadableItem::new(name, &error))
     };
     found.left_out = few(client, PODS, field_selector, &mut take)
         .await
@@ -100,11 +100,11 @@ pub async fn each_pod<R: Send + 'static>(
     read: fn(PodObject) -> Result<R, divvy_model::Error>,
     mut take: impl FnMut(R) + Send,
 ) -> Result<LeftOut, Error> {
-    let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
+    let read = move |items: &mut ListParser, part: ListPart<'_>, take: Take<'_, R>| {
         read_pods(items, part, &mut |item| {
             take(item.and_then(|object| {
                 let name = name(&object);
-                read(object).map_err(|error| Unreadable::new(name, &error))
+                read(object).map_err(|error| UnreadableItem::new(name, &error))
             }));
         })
     };
@@ -119,11 +119,11 @@ pub async fn each_whole_pod<R: Send + 'static>(
     read: fn(PodObject) -> Result<R, divvy_model::Error>,
     mut take: impl FnMut(R) + Send,
 ) -> Result<LeftOut, Error> {
-    let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
+    let read = move |items: &mut ListParser, part: ListPart<'_>, take: Take<'_, R>| {
         read_whole_pods(items, part, &mut |item| {
             take(item.and_then(|object| {
                 let name = name(&object);
-                read(object).map_err(|error| Unreadable::new(name, &error))
+                read(object).map_err(|error| UnreadableItem::new(name, &error))
             }));
         })
     };
@@ -138,8 +138,9 @@ pub async fn each_node<R: Send + 'static>(
     read: fn(NodeObject) -> R,
     mut take: impl FnMut(R) + Send,
 ) -> Result<LeftOut, Error> {
-    let read =
-        move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| read_nodes(items, part, &mut |item| take(item.map(read)));
+    let read = move |items: &mut ListParser, part: ListPart<'_>, take: Take<'_, R>| {
+        read_nodes(items, part, &mut |item| take(item.map(read)))
+    };
     many(client, NODES, None, read, &mut take)
         .await
         .map_err(|failure| Error::list("the nodes could not be listed", failure))
@@ -152,8 +153,8 @@ pub async fn each_at<T: DeserializeOwned + 'static, R: Send + 'static>(
     read: fn(T) -> R,
     take: &mut (dyn FnMut(R) + Send),
 ) -> Result<LeftOut, Error> {
-    let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
-        items.take_in(part, &mut Read(&mut |item: Result<T, _>| take(item.map(read))))
+    let read = move |items: &mut ListParser, part: ListPart<'_>, take: Take<'_, R>| {
+        items.take_in(part, &mut ParsingSink(&mut |item: Result<T, _>| take(item.map(read))))
     };
     many(client, path, None, read, take)
         .await
@@ -161,11 +162,11 @@ pub async fn each_at<T: DeserializeOwned + 'static, R: Send + 'static>(
 }
 
 /// Return an item, or an error if it is unreadable or unusable.
-pub(crate) fn usable<T: Kind>(item: Result<T, Unreadable>) -> Result<T, Unreadable> {
+pub(crate) fn usable<T: Kind>(item: Result<T, UnreadableItem>) -> Result<T, UnreadableItem> {
     let item = item?;
     match item.trouble() {
         None => Ok(item),
-        Some(why) => Err(Unreadable {
+        Some(why) => Err(UnreadableItem {
             name: full_name(item.meta()),
             why: short(&why),
         }),
@@ -184,29 +185,29 @@ pub(crate) fn full_name(meta: &ObjectMeta) -> String {
 // A generic function is compiled as part of the program that uses it, and the programs are optimized for size. This crate is optimized for
 // speed. The functions below are not generic, so that the code that parses lists is compiled here.
 
-fn read_pods(items: &mut Items, part: Part<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
+fn read_pods(items: &mut ListParser, part: ListPart<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
     items.take_in(
         part,
-        &mut Read(&mut |item: Result<SlimPod, _>| take(usable(item).map(PodObject::from))),
+        &mut ParsingSink(&mut |item: Result<SlimPod, _>| take(usable(item).map(PodObject::from))),
     )
 }
 
-fn read_whole_pods(items: &mut Items, part: Part<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
+fn read_whole_pods(items: &mut ListParser, part: ListPart<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
     items.take_in(
         part,
-        &mut Read(&mut |item: Result<WholePod, _>| take(usable(item).map(PodObject::from))),
+        &mut ParsingSink(&mut |item: Result<WholePod, _>| take(usable(item).map(PodObject::from))),
     )
 }
 
-fn read_nodes(items: &mut Items, part: Part<'_>, take: Take<'_, NodeObject>) -> Result<ListMeta, Wrong> {
+fn read_nodes(items: &mut ListParser, part: ListPart<'_>, take: Take<'_, NodeObject>) -> Result<ListMeta, Wrong> {
     items.take_in(
         part,
-        &mut Read(&mut |item: Result<SlimNode, _>| take(usable(item).map(NodeObject::from))),
+        &mut ParsingSink(&mut |item: Result<SlimNode, _>| take(usable(item).map(NodeObject::from))),
     )
 }
 
 /// Receives each item, in the order of the list.
-type Take<'a, R> = &'a mut (dyn FnMut(Result<R, Unreadable>) + Send);
+type Take<'a, R> = &'a mut (dyn FnMut(Result<R, UnreadableItem>) + Send);
 
 /// The length of each of the two queues between the two threads: parts of the response to parse, and batches of parsed items.
 const PARTS: usize = 4;
@@ -218,24 +219,24 @@ async fn many<R: Send + 'static>(
     client: &kube::Client,
     path: &str,
     field_selector: Option<&str>,
-    read: impl Fn(&mut Items, Part<'_>, Take<'_, R>) -> Result<ListMeta, Wrong> + Copy + Send + 'static,
+    read: impl Fn(&mut ListParser, ListPart<'_>, Take<'_, R>) -> Result<ListMeta, Wrong> + Copy + Send + 'static,
     take: &mut (dyn FnMut(R) + Send),
-) -> Result<LeftOut, pages::Failure> {
+) -> Result<LeftOut, pages::ListFailure> {
     let mut left_out = LeftOut::default();
     let mut pages = pages(client, path, field_selector);
     loop {
         let (parts, mut arrived) = mpsc::channel::<Vec<u8>>(PARTS);
-        let (done, mut ready) = mpsc::channel::<Vec<Result<R, Unreadable>>>(PARTS);
+        let (done, mut ready) = mpsc::channel::<Vec<Result<R, UnreadableItem>>>(PARTS);
         let reader = tokio::task::spawn_blocking(move || {
-            let (mut items, mut found) = (Items::new(), Vec::new());
+            let (mut items, mut found) = (ListParser::new(), Vec::new());
             while let Some(part) = arrived.blocking_recv() {
-                read(&mut items, Part::Next(&part), &mut |item| found.push(item))?;
+                read(&mut items, ListPart::Next(&part), &mut |item| found.push(item))?;
                 // The caller has dropped the list.
                 if found.len() >= ITEMS && done.blocking_send(std::mem::take(&mut found)).is_err() {
                     return Ok(ListMeta::default());
                 }
             }
-            let ended = read(&mut items, Part::End, &mut |item| found.push(item));
+            let ended = read(&mut items, ListPart::End, &mut |item| found.push(item));
             drop(done.blocking_send(found));
             ended
         });
@@ -247,14 +248,14 @@ async fn many<R: Send + 'static>(
                 }
             }
             drop(parts);
-            Ok::<(), pages::Failure>(())
+            Ok::<(), pages::ListFailure>(())
         };
         let hand_over = async {
             while let Some(items) = ready.recv().await {
                 for item in items {
                     match item {
                         Ok(item) => take(item),
-                        Err(Unreadable { name, why }) => left_out.add(name, why),
+                        Err(UnreadableItem { name, why }) => left_out.add(name, why),
                     }
                 }
             }
@@ -265,7 +266,7 @@ async fn many<R: Send + 'static>(
             Ok(ended) => ended?,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                Err(error) => return Err(pages::Failure::Cut(std::io::Error::other(error))),
+                Err(error) => return Err(pages::ListFailure::Cut(std::io::Error::other(error))),
             },
         };
         if pages.turn(ended) != Progress::More {
@@ -279,16 +280,16 @@ async fn few<T: Kind>(
     client: &kube::Client,
     path: &str,
     field_selector: Option<&str>,
-    take: &mut (dyn FnMut(T) -> Result<(), Unreadable> + Send),
-) -> Result<LeftOut, pages::Failure> {
+    take: &mut (dyn FnMut(T) -> Result<(), UnreadableItem> + Send),
+) -> Result<LeftOut, pages::ListFailure> {
     let mut left_out = LeftOut::default();
     let mut pages = pages(client, path, field_selector);
     let mut sort = |item| {
-        if let Err(Unreadable { name, why }) = usable(item).and_then(&mut *take) {
+        if let Err(UnreadableItem { name, why }) = usable(item).and_then(&mut *take) {
             left_out.add(name, why);
         }
     };
-    while pages.read(&mut Read(&mut sort)).await? == Progress::More {}
+    while pages.read(&mut ParsingSink(&mut sort)).await? == Progress::More {}
     Ok(left_out)
 }
 
@@ -310,13 +311,15 @@ pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
 }
 
 /// Request a list of one object, and read only the beginning of the answer: an API server may ignore the limit and send all objects.
-async fn begin(client: &kube::Client, path: &str) -> Result<(), pages::Failure> {
+async fn begin(client: &kube::Client, path: &str) -> Result<(), pages::ListFailure> {
     let mut pages = Pages::new(client.clone(), path, ListParams::default().limit(1));
-    pages.read(&mut Read(&mut |_: Result<IgnoredAny, Unreadable>| {})).await?;
+    pages
+        .read(&mut ParsingSink(&mut |_: Result<IgnoredAny, UnreadableItem>| {}))
+        .await?;
     Ok(())
 }
 
-fn not_listed(what: &str, failure: pages::Failure) -> Error {
+fn not_listed(what: &str, failure: pages::ListFailure) -> Error {
     Error::list(format!("the {what} could not be listed"), failure)
 }
 

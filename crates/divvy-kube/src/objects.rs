@@ -41,7 +41,7 @@ pub struct PodSpec {
     pub containers: Vec<Container>,
     /// Resources for the sandbox itself, which a RuntimeClass adds.
     #[serde(deserialize_with = "null_is_default")]
-    pub overhead: Amounts,
+    pub overhead: ResourceAmounts,
     /// The scheduler that is to bind the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
@@ -62,7 +62,7 @@ pub struct PodSpec {
     pub tolerations: Vec<Toleration>,
     /// Scheduling gates. No scheduler considers the pod before they are all removed.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
-    pub scheduling_gates: Vec<Named>,
+    pub scheduling_gates: Vec<NameOnly>,
     /// `Never`, or `PreemptLowerPriority`.
     #[serde(skip_serializing)]
     pub preemption_policy: Option<String>,
@@ -71,13 +71,13 @@ pub struct PodSpec {
     pub volumes: Vec<Volume>,
     /// The pod's ResourceClaims.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
-    pub resource_claims: Vec<Named>,
+    pub resource_claims: Vec<NameOnly>,
 }
 
 /// An object of which only the name is read.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Named {
+pub struct NameOnly {
     /// The object's name.
     pub name: String,
 }
@@ -126,7 +126,7 @@ pub struct Container {
     pub restart_policy: Option<String>,
     /// The container's limits and requests.
     #[serde(deserialize_with = "null_is_default")]
-    pub resources: Resources,
+    pub resources: ContainerResources,
     /// The value of the environment variable `NVIDIA_VISIBLE_DEVICES`, if the pod's spec states it. Other variables are skipped.
     #[serde(rename = "env", deserialize_with = "visible_devices", skip_serializing)]
     pub visible_devices: Option<String>,
@@ -138,27 +138,27 @@ pub struct Container {
 /// The `resources` of a container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Resources {
+pub struct ContainerResources {
     /// Limits by resource name.
     #[serde(deserialize_with = "null_is_default")]
-    pub limits: Amounts,
+    pub limits: ResourceAmounts,
     /// Requests by resource name.
     #[serde(deserialize_with = "null_is_default")]
-    pub requests: Amounts,
+    pub requests: ResourceAmounts,
 }
 
 /// Amounts by resource name, sorted by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Amounts(Vec<(Resource, Amount)>);
+pub struct ResourceAmounts(Vec<(ResourceName, QuantityText)>);
 
 /// The name of a resource. Common names are borrowed constants and not copied.
-type Resource = Cow<'static, str>;
+type ResourceName = Cow<'static, str>;
 
-impl Amounts {
+impl ResourceAmounts {
     const COMMON: [&str; 6] = [names::GPU_COUNT, names::GPU_MEM, "cpu", "ephemeral-storage", "memory", "pods"];
 
     /// Return the amount of a resource; `None` if the resource is not listed.
-    pub fn get(&self, resource: &str) -> Option<&Amount> {
+    pub fn get(&self, resource: &str) -> Option<&QuantityText> {
         let found = self.0.binary_search_by(|(name, _)| name.as_ref().cmp(resource));
         found.ok().map(|position| &self.0[position].1)
     }
@@ -174,13 +174,13 @@ impl Amounts {
     }
 
     /// Return the resources and their amounts.
-    pub fn iter(&self) -> impl Iterator<Item = (&Resource, &Amount)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&ResourceName, &QuantityText)> {
         self.0.iter().map(|(name, amount)| (name, amount))
     }
 
     /// Set the amount of a resource.
-    pub fn insert(&mut self, resource: &str, amount: Amount) {
-        self.set(Amounts::name(resource), amount);
+    pub fn insert(&mut self, resource: &str, amount: QuantityText) {
+        self.set(ResourceAmounts::name(resource), amount);
     }
 
     /// Keep only the resources for whose names `wanted` returns true.
@@ -193,13 +193,16 @@ impl Amounts {
         self.0.clear();
     }
 
-    fn name(resource: &str) -> Resource {
+    fn name(resource: &str) -> ResourceName {
         let whole = Vendor::ALL.map(Vendor::whole_resource);
-        let common = Amounts::COMMON.into_iter().chain(whole).find(|name| *name == resource);
+        let common = ResourceAmounts::COMMON
+            .into_iter()
+            .chain(whole)
+            .find(|name| *name == resource);
         common.map_or_else(|| Cow::Owned(resource.to_owned()), Cow::Borrowed)
     }
 
-    fn set(&mut self, name: Resource, amount: Amount) {
+    fn set(&mut self, name: ResourceName, amount: QuantityText) {
         match self.0.binary_search_by(|(known, _)| known.cmp(&name)) {
             Ok(position) => self.0[position].1 = amount,
             Err(position) => self.0.insert(position, (name, amount)),
@@ -207,7 +210,7 @@ impl Amounts {
     }
 }
 
-impl Serialize for Amounts {
+impl Serialize for ResourceAmounts {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, amount) in &self.0 {
@@ -217,55 +220,55 @@ impl Serialize for Amounts {
     }
 }
 
-impl<'de> Deserialize<'de> for Amounts {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Amounts, D::Error> {
-        struct Name(Resource);
-        impl<'de> Deserialize<'de> for Name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
-                struct Known;
-                impl Visitor<'_> for Known {
-                    type Value = Name;
+impl<'de> Deserialize<'de> for ResourceAmounts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ResourceAmounts, D::Error> {
+        struct AmountName(ResourceName);
+        impl<'de> Deserialize<'de> for AmountName {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AmountName, D::Error> {
+                struct ResourceNameVisitor;
+                impl Visitor<'_> for ResourceNameVisitor {
+                    type Value = AmountName;
 
                     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str("the name of a resource")
                     }
 
-                    fn visit_str<E>(self, name: &str) -> Result<Name, E> {
-                        Ok(Name(Amounts::name(name)))
+                    fn visit_str<E>(self, name: &str) -> Result<AmountName, E> {
+                        Ok(AmountName(ResourceAmounts::name(name)))
                     }
                 }
-                deserializer.deserialize_str(Known)
+                deserializer.deserialize_str(ResourceNameVisitor)
             }
         }
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Amounts;
+        struct AmountsVisitor;
+        impl<'de> Visitor<'de> for AmountsVisitor {
+            type Value = ResourceAmounts;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("a map of quantities")
             }
 
-            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Amounts, M::Error> {
-                let mut amounts = Amounts::default();
-                while let Some(Name(name)) = map.next_key()? {
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<ResourceAmounts, M::Error> {
+                let mut amounts = ResourceAmounts::default();
+                while let Some(AmountName(name)) = map.next_key()? {
                     amounts.set(name, map.next_value()?);
                 }
                 Ok(amounts)
             }
         }
-        deserializer.deserialize_map(Read)
+        deserializer.deserialize_map(AmountsVisitor)
     }
 }
 
 /// The text of a Quantity. In JSON it is a string or, if written by hand, a number.
 #[derive(Debug, Clone, Serialize, PartialEq, Eq)]
 #[serde(transparent)]
-pub struct Amount(pub String);
+pub struct QuantityText(pub String);
 
-impl<'de> Deserialize<'de> for Amount {
+impl<'de> Deserialize<'de> for QuantityText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl serde::de::Visitor<'_> for Text {
+        struct QuantityVisitor;
+        impl serde::de::Visitor<'_> for QuantityVisitor {
             type Value = String;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -292,7 +295,7 @@ impl<'de> Deserialize<'de> for Amount {
                 Ok(serde_json::Value::from(number).to_string())
             }
         }
-        deserializer.deserialize_any(Text).map(Amount)
+        deserializer.deserialize_any(QuantityVisitor).map(QuantityText)
     }
 }
 
@@ -300,7 +303,7 @@ impl<'de> Deserialize<'de> for Amount {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
-    /// The phase, such as `Running`.
+    /// The phase, such as `ContainerRunning`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// The conditions, such as `PodScheduled` with the reason why the pod is not scheduled.
@@ -360,20 +363,20 @@ pub struct ContainerStatus {
 pub struct ContainerState {
     /// Set if the container is running.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub running: Option<Running>,
+    pub running: Option<ContainerRunning>,
     /// Set if the container is waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<ContainerWaiting>,
 }
 
 /// The state of a running container. Its start time is not read.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Running {}
+pub struct ContainerRunning {}
 
 /// The state of a waiting container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Waiting {
+pub struct ContainerWaiting {
     /// The reason, one word such as `CreateContainerConfigError`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -399,13 +402,13 @@ pub struct NodeSpec {
 pub struct NodeStatus {
     /// The node's total resources.
     #[serde(deserialize_with = "null_is_default")]
-    pub capacity: Amounts,
+    pub capacity: ResourceAmounts,
     /// The resources that pods may request.
     #[serde(deserialize_with = "null_is_default")]
-    pub allocatable: Amounts,
+    pub allocatable: ResourceAmounts,
     /// The node's addresses.
     #[serde(deserialize_with = "null_is_default")]
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<StatusAddress>,
     /// Versions of the node's software.
     #[serde(rename = "nodeInfo", skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
@@ -436,7 +439,7 @@ pub struct NodeInfo {
 /// An address of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Address {
+pub struct StatusAddress {
     /// The type, such as `InternalIP` or `Hostname`.
     #[serde(rename = "type")]
     pub kind: String,
@@ -448,7 +451,7 @@ pub struct Address {
 /// hundreds of them.
 fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
-    struct Variable {
+    struct VisibleDevicesVariable {
         #[serde(default)]
         name: IsVisibleDevices,
         #[serde(default)]
@@ -499,7 +502,7 @@ fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut variables: A) -> Result<Option<String>, A::Error> {
             let mut last = None;
-            while let Some(variable) = variables.next_element::<Variable>()? {
+            while let Some(variable) = variables.next_element::<VisibleDevicesVariable>()? {
                 if variable.name.0 {
                     last = variable.value;
                 }

@@ -10,28 +10,28 @@ use futures::StreamExt as _;
 use serde_json::Value;
 
 /// Status code, body, and the size of the parts in which the body is sent. If the size is `None`, the connection stays open.
-type Answer = (StatusCode, String, Option<usize>);
+type ScriptedAnswer = (StatusCode, String, Option<usize>);
 
 /// An API server that sends the answers of a script, one after the other, and records the requests' query parameters.
 #[derive(Clone, Default)]
-pub(crate) struct Script {
-    answers: Arc<Mutex<Vec<Answer>>>,
+pub(crate) struct ScriptedServer {
+    answers: Arc<Mutex<Vec<ScriptedAnswer>>>,
     asked: Arc<Mutex<Vec<Value>>>,
 }
 
-impl Script {
+impl ScriptedServer {
     /// Add an answer that is sent in parts of `part` bytes.
-    pub(crate) fn then_in_parts(self, text: impl Into<String>, part: usize) -> Script {
+    pub(crate) fn then_in_parts(self, text: impl Into<String>, part: usize) -> ScriptedServer {
         let answer = (StatusCode::OK, text.into(), Some(part));
         self.answers.lock().expect("sound").insert(0, answer);
         self
     }
 
-    pub(crate) fn then(self, text: impl Into<String>) -> Script {
+    pub(crate) fn then(self, text: impl Into<String>) -> ScriptedServer {
         self.then_in_parts(text, usize::MAX)
     }
 
-    pub(crate) fn then_status(self, code: u16, text: impl Into<String>) -> Script {
+    pub(crate) fn then_status(self, code: u16, text: impl Into<String>) -> ScriptedServer {
         let code = StatusCode::from_u16(code).expect("a status");
         self.answers
             .lock()
@@ -41,7 +41,7 @@ impl Script {
     }
 
     /// Add a watch that sends this text and then stays open and silent.
-    pub(crate) fn then_stays_open(self, text: impl Into<String>) -> Script {
+    pub(crate) fn then_stays_open(self, text: impl Into<String>) -> ScriptedServer {
         self.answers
             .lock()
             .expect("sound")
@@ -59,7 +59,7 @@ impl Script {
     }
 }
 
-async fn answer(State(script): State<Script>, Query(query): Query<Value>) -> Response {
+async fn answer(State(script): State<ScriptedServer>, Query(query): Query<Value>) -> Response {
     script.asked.lock().expect("sound").push(query);
     let next = script.answers.lock().expect("sound").pop();
     let (code, text, part) = next.unwrap_or((StatusCode::OK, String::new(), None));

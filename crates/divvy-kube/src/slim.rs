@@ -21,13 +21,13 @@ pub struct Slim<P: Clone, U: Clone, L>(pub Object<P, U>, std::marker::PhantomDat
 /// A pod without its labels.
 pub type SlimPod = Slim<PodSpec, PodStatus, Unread>;
 /// A node with its labels, by which pods select nodes.
-pub type SlimNode = Slim<NodeSpec, NodeStatus, Labels>;
+pub type SlimNode = Slim<NodeSpec, NodeStatus, SlimLabels>;
 
 /// A pod with its labels, its controller, and its conditions, for `divvy why`.
-pub type WholePod = Slim<PodSpec, WholeStatus, Labels>;
+pub type WholePod = Slim<PodSpec, WholeStatus, SlimLabels>;
 
 /// Labels that are kept.
-pub type Labels = Option<BTreeMap<String, String>>;
+pub type SlimLabels = Option<BTreeMap<String, String>>;
 
 /// A value that is skipped.
 #[derive(Debug, Default, Clone, Copy)]
@@ -39,15 +39,15 @@ impl<'de> Deserialize<'de> for Unread {
     }
 }
 
-impl From<Unread> for Labels {
-    fn from(_: Unread) -> Labels {
+impl From<Unread> for SlimLabels {
+    fn from(_: Unread) -> SlimLabels {
         None
     }
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "P: Deserialize<'de>, U: ReadStatus, L: Default + Deserialize<'de>"))]
-struct Wire<P, U: ReadStatus, L> {
+struct WireObject<P, U: ReadStatus, L> {
     metadata: Meta<L>,
     spec: P,
     status: Option<U::Read>,
@@ -126,7 +126,7 @@ pub struct Meta<L = Unread> {
     pub owner_references: Option<Vec<OwnerReference>>,
 }
 
-impl<L: Into<Labels>> From<Meta<L>> for ObjectMeta {
+impl<L: Into<SlimLabels>> From<Meta<L>> for ObjectMeta {
     fn from(meta: Meta<L>) -> ObjectMeta {
         ObjectMeta {
             name: meta.name,
@@ -155,22 +155,22 @@ fn is_read(annotation: &str) -> bool {
 /// Parse only the annotations that Divvy reads. The annotation `kubectl.kubernetes.io/last-applied-configuration` may be larger than the rest of
 /// the object.
 fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
-    struct Key(Option<String>);
-    impl<'de> Deserialize<'de> for Key {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
-            struct Read;
-            impl Visitor<'_> for Read {
-                type Value = Key;
+    struct AnnotationKey(Option<String>);
+    impl<'de> Deserialize<'de> for AnnotationKey {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AnnotationKey, D::Error> {
+            struct KeyVisitor;
+            impl Visitor<'_> for KeyVisitor {
+                type Value = AnnotationKey;
 
                 fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                     f.write_str("the name of an annotation")
                 }
 
-                fn visit_str<E>(self, key: &str) -> Result<Key, E> {
-                    Ok(Key(is_read(key).then(|| key.to_owned())))
+                fn visit_str<E>(self, key: &str) -> Result<AnnotationKey, E> {
+                    Ok(AnnotationKey(is_read(key).then(|| key.to_owned())))
                 }
             }
-            deserializer.deserialize_str(Read)
+            deserializer.deserialize_str(KeyVisitor)
         }
     }
     struct Annotations;
@@ -195,7 +195,7 @@ fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 
         fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
             let mut read = BTreeMap::new();
-            while let Some(Key(key)) = map.next_key()? {
+            while let Some(AnnotationKey(key)) = map.next_key()? {
                 match key {
                     Some(key) => {
                         read.insert(key, map.next_value()?);
@@ -215,10 +215,10 @@ impl<'de, P, U, L> Deserialize<'de> for Slim<P, U, L>
 where
     P: Clone + Deserialize<'de>,
     U: ReadStatus,
-    L: Default + Into<Labels> + Deserialize<'de>,
+    L: Default + Into<SlimLabels> + Deserialize<'de>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Wire { metadata, spec, status } = Wire::<P, U, L>::deserialize(deserializer)?;
+        let WireObject { metadata, spec, status } = WireObject::<P, U, L>::deserialize(deserializer)?;
         let object = Object {
             types: None,
             metadata: metadata.into(),

@@ -4,8 +4,8 @@
 //! API server ──► follow ──► Seen (list begins, object, …, list ends, object, …) ──► changes ──► Change (Reset, Apply, Delete)
 //! ```
 //!
-//! [`Seen`] reports each object as it arrives. [`Change`] collects the objects of a list into one [`Change::Reset`]. After a
-//! failure the watch is retried with kube-rs' back-off, and [`Change::Interrupted`] and [`Change::Resumed`] report the interruption.
+//! [`WatchMessage`] reports each object as it arrives. [`WatchChange`] collects the objects of a list into one [`WatchChange::Reset`]. After a
+//! failure the watch is retried with kube-rs' back-off, and [`WatchChange::Interrupted`] and [`WatchChange::Resumed`] report the interruption.
 
 mod follow;
 
@@ -28,7 +28,7 @@ const WHOLE_CLUSTER: Duration = Duration::from_secs(5);
 
 /// A change of the watched objects.
 #[derive(Debug, Clone)]
-pub enum Change<T> {
+pub enum WatchChange<T> {
     /// The object exists in this state: it is new or has changed.
     Apply(T),
     /// The object is gone; this is its last state.
@@ -42,23 +42,23 @@ pub enum Change<T> {
     Resumed,
 }
 
-impl<T> Change<T> {
+impl<T> WatchChange<T> {
     /// Convert the objects of the change.
-    pub fn map<U>(self, mut with: impl FnMut(T) -> U) -> Change<U> {
+    pub fn map<U>(self, mut with: impl FnMut(T) -> U) -> WatchChange<U> {
         match self {
-            Change::Apply(object) => Change::Apply(with(object)),
-            Change::Delete(object) => Change::Delete(with(object)),
-            Change::Reset(objects) => Change::Reset(objects.into_iter().map(with).collect()),
-            Change::Interrupted(why) => Change::Interrupted(why),
-            Change::Resumed => Change::Resumed,
+            WatchChange::Apply(object) => WatchChange::Apply(with(object)),
+            WatchChange::Delete(object) => WatchChange::Delete(with(object)),
+            WatchChange::Reset(objects) => WatchChange::Reset(objects.into_iter().map(with).collect()),
+            WatchChange::Interrupted(why) => WatchChange::Interrupted(why),
+            WatchChange::Resumed => WatchChange::Resumed,
         }
     }
 }
 
 /// A message of a watch, as it arrives. A list is reported object by object, so that it is never in memory as a whole.
 #[derive(Debug, Clone)]
-pub enum Seen<T> {
-    /// A complete list of the objects follows, until [`Seen::ListEnds`].
+pub enum WatchMessage<T> {
+    /// A complete list of the objects follows, until [`WatchMessage::ListEnds`].
     ListBegins,
     /// The list is complete.
     ListEnds,
@@ -73,24 +73,24 @@ pub enum Seen<T> {
 }
 
 /// Watch all pods, message by message.
-pub fn pods_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<PodObject>> + Send + 'static {
+pub fn pods_as_they_come(client: kube::Client) -> impl Stream<Item = WatchMessage<PodObject>> + Send + 'static {
     as_they_come::<SlimPod>(client, PODS, None).map(|seen| seen.map(PodObject::from))
 }
 
 /// Watch all nodes, message by message.
-pub fn nodes_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<NodeObject>> + Send + 'static {
+pub fn nodes_as_they_come(client: kube::Client) -> impl Stream<Item = WatchMessage<NodeObject>> + Send + 'static {
     as_they_come::<SlimNode>(client, NODES, None).map(|seen| seen.map(NodeObject::from))
 }
 
-impl<T> Seen<T> {
-    fn map<U>(self, with: impl FnOnce(T) -> U) -> Seen<U> {
+impl<T> WatchMessage<T> {
+    fn map<U>(self, with: impl FnOnce(T) -> U) -> WatchMessage<U> {
         match self {
-            Seen::ListBegins => Seen::ListBegins,
-            Seen::ListEnds => Seen::ListEnds,
-            Seen::There(object) => Seen::There(with(object)),
-            Seen::Gone(object) => Seen::Gone(with(object)),
-            Seen::Interrupted(why) => Seen::Interrupted(why),
-            Seen::Resumed => Seen::Resumed,
+            WatchMessage::ListBegins => WatchMessage::ListBegins,
+            WatchMessage::ListEnds => WatchMessage::ListEnds,
+            WatchMessage::There(object) => WatchMessage::There(with(object)),
+            WatchMessage::Gone(object) => WatchMessage::Gone(with(object)),
+            WatchMessage::Interrupted(why) => WatchMessage::Interrupted(why),
+            WatchMessage::Resumed => WatchMessage::Resumed,
         }
     }
 }
@@ -134,7 +134,7 @@ fn as_they_come<K: Kind>(
     client: kube::Client,
     path: &str,
     field_selector: Option<&str>,
-) -> impl Stream<Item = Seen<K>> + Send + 'static + use<K> {
+) -> impl Stream<Item = WatchMessage<K>> + Send + 'static + use<K> {
     let what = path.to_owned();
     follow::follow(client, path, field_selector)
         .backoff(Wait::of(field_selector))
@@ -143,13 +143,13 @@ fn as_they_come<K: Kind>(
             Err(trouble) => {
                 let text = trouble.to_string();
                 tracing::warn!("the watch of {what} was interrupted and will be resumed: {text}");
-                Seen::Interrupted(text)
+                WatchMessage::Interrupted(text)
             }
         })
 }
 
 /// Watch all pods of the cluster, or those that match a field selector such as `spec.nodeName=n1`.
-pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<PodObject>> + Send + 'static {
+pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = WatchChange<PodObject>> + Send + 'static {
     changes(as_they_come::<SlimPod>(client, PODS, field_selector), PodObject::from)
 }
 
@@ -160,8 +160,8 @@ pub fn read<P, N>(
     pod: impl Fn(PodObject) -> P + Send + 'static,
     node: impl Fn(NodeObject) -> N + Send + 'static,
 ) -> (
-    impl Stream<Item = Change<P>> + Send + 'static,
-    impl Stream<Item = Change<N>> + Send + 'static,
+    impl Stream<Item = WatchChange<P>> + Send + 'static,
+    impl Stream<Item = WatchChange<N>> + Send + 'static,
 )
 where
     P: Send + 'static,
@@ -176,54 +176,54 @@ where
 }
 
 /// Watch all nodes, or those that match a field selector such as `metadata.name=n1`.
-pub fn nodes(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<NodeObject>> + Send + 'static {
+pub fn nodes(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = WatchChange<NodeObject>> + Send + 'static {
     changes(as_they_come::<SlimNode>(client, NODES, field_selector), NodeObject::from)
 }
 
 /// Watch gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` and skip all other ConfigMaps.
-pub fn unhealthy_gpus(client: kube::Client) -> impl Stream<Item = Change<UnhealthyGpus>> + Send + 'static {
+pub fn unhealthy_gpus(client: kube::Client) -> impl Stream<Item = WatchChange<UnhealthyGpus>> + Send + 'static {
     let path = format!("/api/v1/namespaces/{}/configmaps", legacy::UNHEALTHY_NAMESPACE);
     let read = |object: ConfigMap| convert::unhealthy_gpus(&object);
     changes(as_they_come::<ConfigMap>(client, &path, None), read).filter_map(|change| futures::future::ready(named(change)))
 }
 
-fn named(change: Change<Option<UnhealthyGpus>>) -> Option<Change<UnhealthyGpus>> {
+fn named(change: WatchChange<Option<UnhealthyGpus>>) -> Option<WatchChange<UnhealthyGpus>> {
     Some(match change {
-        Change::Apply(read) => Change::Apply(read?),
-        Change::Delete(read) => Change::Delete(read?),
-        Change::Reset(all) => Change::Reset(all.into_iter().flatten().collect()),
-        Change::Interrupted(why) => Change::Interrupted(why),
-        Change::Resumed => Change::Resumed,
+        WatchChange::Apply(read) => WatchChange::Apply(read?),
+        WatchChange::Delete(read) => WatchChange::Delete(read?),
+        WatchChange::Reset(all) => WatchChange::Reset(all.into_iter().flatten().collect()),
+        WatchChange::Interrupted(why) => WatchChange::Interrupted(why),
+        WatchChange::Resumed => WatchChange::Resumed,
     })
 }
 
 fn changes<K, T: Send + 'static>(
-    seen: impl Stream<Item = Seen<K>> + Send + 'static,
+    seen: impl Stream<Item = WatchMessage<K>> + Send + 'static,
     read: impl Fn(K) -> T + Send + 'static,
-) -> impl Stream<Item = Change<T>> + Send + 'static {
+) -> impl Stream<Item = WatchChange<T>> + Send + 'static {
     // The objects of the list that is being read, if one is.
     let mut list: Option<Vec<T>> = None;
     seen.filter_map(move |seen| {
         let change = match seen {
-            Seen::ListBegins => {
+            WatchMessage::ListBegins => {
                 list = Some(Vec::new());
                 None
             }
-            Seen::ListEnds => list.take().map(Change::Reset),
-            Seen::There(object) => match &mut list {
+            WatchMessage::ListEnds => list.take().map(WatchChange::Reset),
+            WatchMessage::There(object) => match &mut list {
                 Some(list) => {
                     list.push(read(object));
                     None
                 }
-                None => Some(Change::Apply(read(object))),
+                None => Some(WatchChange::Apply(read(object))),
             },
-            Seen::Gone(object) => Some(Change::Delete(read(object))),
-            Seen::Interrupted(why) => {
+            WatchMessage::Gone(object) => Some(WatchChange::Delete(read(object))),
+            WatchMessage::Interrupted(why) => {
                 // A failed list starts again from its beginning.
                 list = None;
-                Some(Change::Interrupted(why))
+                Some(WatchChange::Interrupted(why))
             }
-            Seen::Resumed => Some(Change::Resumed),
+            WatchMessage::Resumed => Some(WatchChange::Resumed),
         };
         futures::future::ready(change)
     })

@@ -9,14 +9,17 @@
 
 use std::sync::Arc;
 
-use divvy_kubelet::plugin::{Answer, Device, DeviceNode, Options, Plugin, PluginServer, Refusal, Settings, Status};
+use divvy_kubelet::plugin::{
+    AllocateAnswer, CallRefusal, Plugin, PluginDevice, PluginDeviceNode, PluginOptions, PluginServer, PluginSettings,
+    PluginStatus,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 const RESOURCE: &str = "example.com/fuse";
 
 struct Fuse {
-    devices: watch::Sender<Arc<Vec<Device>>>,
+    devices: watch::Sender<Arc<Vec<PluginDevice>>>,
 }
 
 impl Plugin for Fuse {
@@ -24,23 +27,23 @@ impl Plugin for Fuse {
         RESOURCE
     }
 
-    fn options(&self) -> Options {
-        Options::default()
+    fn options(&self) -> PluginOptions {
+        PluginOptions::default()
     }
 
-    fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
+    fn devices(&self) -> watch::Receiver<Arc<Vec<PluginDevice>>> {
         self.devices.subscribe()
     }
 
-    fn allocate(&self, _ids: &[String]) -> Result<Answer, Refusal> {
-        let node = DeviceNode {
+    fn allocate(&self, _ids: &[String]) -> Result<AllocateAnswer, CallRefusal> {
+        let node = PluginDeviceNode {
             container_path: "/dev/fuse".to_owned(),
             host_path: "/dev/fuse".to_owned(),
             permissions: "rw".to_owned(),
         };
-        Ok(Answer {
+        Ok(AllocateAnswer {
             devices: vec![node],
-            ..Answer::default()
+            ..AllocateAnswer::default()
         })
     }
 }
@@ -51,7 +54,7 @@ async fn main() -> divvy_kubelet::Result<()> {
         .nth(1)
         .unwrap_or_else(|| "/var/lib/kubelet/device-plugins".to_owned());
     // The number of devices is the number of containers that may use the file at the same time.
-    let devices = (0..100).map(|slot| Device {
+    let devices = (0..100).map(|slot| PluginDevice {
         id: format!("fuse-{slot}"),
         healthy: true,
         numa: None,
@@ -59,7 +62,7 @@ async fn main() -> divvy_kubelet::Result<()> {
     let plugin = Fuse {
         devices: watch::Sender::new(Arc::new(devices.collect())),
     };
-    let (status, mut changes) = watch::channel(Status::default());
+    let (status, mut changes) = watch::channel(PluginStatus::default());
     tokio::spawn(async move {
         while changes.changed().await.is_ok() {
             let now = changes.borrow_and_update().clone();
@@ -70,6 +73,6 @@ async fn main() -> divvy_kubelet::Result<()> {
             }
         }
     });
-    let settings = Settings::new(directory, "fuse");
+    let settings = PluginSettings::new(directory, "fuse");
     PluginServer::run(Arc::new(plugin), settings, CancellationToken::new(), status).await
 }

@@ -147,7 +147,7 @@ enum Fields {
     /// In a number that goes on: its value so far, the place of the next 7 bits, and what the number is.
     Number(u32, u32, Number),
     /// The next byte begins a text: a name, or the value of a field that is the authority or not.
-    Text(Text),
+    Text(HeaderText),
     /// In a name: its bytes that are still to come, and what came so far, cut after the length of [`NAME`] plus one.
     Name(u32, Vec<u8>),
     /// In a value: its bytes that are still to come, and whether it is the authority.
@@ -160,11 +160,11 @@ enum Number {
     Other,
     /// The index of the name of a field whose value follows.
     NameIndex,
-    Length(Text),
+    Length(HeaderText),
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Text {
+enum HeaderText {
     Name,
     Value { is_authority: bool },
 }
@@ -188,7 +188,7 @@ impl Fields {
             }
             Fields::Text(text) => {
                 let length = *byte;
-                if let Text::Value { is_authority: true } = text {
+                if let HeaderText::Value { is_authority: true } = text {
                     *byte &= !HUFFMAN;
                 }
                 number(length, 7, Number::Length(text))
@@ -198,7 +198,7 @@ impl Fields {
                     name.push(*byte);
                 }
                 match left {
-                    ..=1 => Fields::Text(Text::Value {
+                    ..=1 => Fields::Text(HeaderText::Value {
                         is_authority: name == NAME,
                     }),
                     _ => Fields::Name(left - 1, name),
@@ -230,14 +230,14 @@ fn number(byte: u8, bits: u32, what: Number) -> Fields {
 fn after(value: u32, what: Number) -> Fields {
     match (what, value) {
         (Number::Other, _) => Fields::Begin,
-        (Number::NameIndex, 0) => Fields::Text(Text::Name),
-        (Number::NameIndex, index) => Fields::Text(Text::Value {
+        (Number::NameIndex, 0) => Fields::Text(HeaderText::Name),
+        (Number::NameIndex, index) => Fields::Text(HeaderText::Value {
             is_authority: index == INDEX,
         }),
-        (Number::Length(Text::Name), 0) => Fields::Text(Text::Value { is_authority: false }),
-        (Number::Length(Text::Name), length) => Fields::Name(length, Vec::new()),
-        (Number::Length(Text::Value { .. }), 0) => Fields::Begin,
-        (Number::Length(Text::Value { is_authority }), length) => Fields::Value(length, is_authority),
+        (Number::Length(HeaderText::Name), 0) => Fields::Text(HeaderText::Value { is_authority: false }),
+        (Number::Length(HeaderText::Name), length) => Fields::Name(length, Vec::new()),
+        (Number::Length(HeaderText::Value { .. }), 0) => Fields::Begin,
+        (Number::Length(HeaderText::Value { is_authority }), length) => Fields::Value(length, is_authority),
     }
 }
 

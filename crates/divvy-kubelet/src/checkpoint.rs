@@ -21,7 +21,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::plugin::Answer;
+use crate::plugin::AllocateAnswer;
 use crate::{Error, Result};
 
 /// The file's name in the device plugin directory.
@@ -70,7 +70,7 @@ pub enum Malformed {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// The entries in the file's order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CheckpointEntry>,
     /// The ids of each resource's healthy devices.
     pub registered: BTreeMap<String, Vec<String>>,
     /// A description of each entry that was skipped because its answer cannot be decoded. The kubelet skips such entries as well.
@@ -79,7 +79,7 @@ pub struct Checkpoint {
 
 /// The devices of one resource in one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct CheckpointEntry {
     /// The pod's UID.
     pub pod_uid: String,
     /// The name of the container or init container.
@@ -91,10 +91,10 @@ pub struct Entry {
     /// The NUMA node of each id that has one.
     pub numa: BTreeMap<String, i64>,
     /// The plugin's answer to `Allocate`. The kubelet uses it at each start of the container.
-    pub answer: Answer,
+    pub answer: AllocateAnswer,
 }
 
-impl Entry {
+impl CheckpointEntry {
     /// The CDI device names in the plugin's answer.
     pub fn cdi_devices(&self) -> &[String] {
         &self.answer.cdi_devices
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Checkpoint {
-        let entry = |container: &str, ids: &[(&str, Option<i64>)], cdi: &[&str]| Entry {
+        let entry = |container: &str, ids: &[(&str, Option<i64>)], cdi: &[&str]| CheckpointEntry {
             pod_uid: "0f0c2a4e-5a0b-4b43-9d3e-1d6d2f0a7c11".into(),
             container: container.into(),
             resource: "vendor.example/memory".into(),
@@ -186,9 +186,9 @@ mod tests {
                 .iter()
                 .filter_map(|(id, node)| node.map(|node| ((*id).into(), node)))
                 .collect(),
-            answer: Answer {
+            answer: AllocateAnswer {
                 cdi_devices: cdi.iter().map(|name| (*name).into()).collect(),
-                ..Answer::default()
+                ..AllocateAnswer::default()
             },
         };
         Checkpoint {

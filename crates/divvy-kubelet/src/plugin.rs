@@ -34,11 +34,11 @@ pub trait Plugin: Send + Sync + 'static {
     fn resource_name(&self) -> &str;
 
     /// Return which optional calls the kubelet should make. The kubelet queries this once per registration.
-    fn options(&self) -> Options;
+    fn options(&self) -> PluginOptions;
 
     /// Return all devices, in any order. A list with the same content as the last one is not sent again. Of several changes in
     /// quick succession, only the last is sent.
-    fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>>;
+    fn devices(&self) -> watch::Receiver<Arc<Vec<PluginDevice>>>;
 
     /// Return the `size` devices among `available` that suit a container best, including all of `must_include`.
     ///
@@ -56,15 +56,15 @@ pub trait Plugin: Send + Sync + 'static {
     ///
     /// # Errors
     /// If this fails, the pod fails permanently, and its message contains the text of the refusal.
-    fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal>;
+    fn allocate(&self, ids: &[String]) -> Result<AllocateAnswer, CallRefusal>;
 
     /// Prepare the start of a container with these devices. The kubelet calls this before each start if
-    /// [`Options::pre_start_required`] is set. The method may do I/O. The future is dropped if the kubelet stops waiting, which
+    /// [`PluginOptions::pre_start_required`] is set. The method may do I/O. The future is dropped if the kubelet stops waiting, which
     /// it does after 30 s, or if the plugin has to end.
     ///
     /// # Errors
     /// If this fails, the kubelet retries the container's start later, and an event contains the text of the refusal.
-    fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), Refusal>> + Send {
+    fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), CallRefusal>> + Send {
         let _ = ids;
         std::future::ready(Ok(()))
     }
@@ -85,7 +85,7 @@ pub fn any_legal(available: &[String], must_include: &[String], size: usize) -> 
 
 /// Which optional calls of the device plugin API the kubelet should make.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct PluginOptions {
     /// Whether the kubelet should call [`Plugin::pre_start`].
     pub pre_start_required: bool,
     /// Whether the kubelet should call [`Plugin::preferred`].
@@ -94,7 +94,7 @@ pub struct Options {
 
 /// A device: one unit of the resource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Device {
+pub struct PluginDevice {
     /// The device id. The API documents a limit of 63 characters. The id must be unique among *all* resources of a node, because
     /// the kubelet looks up the health of an id without regard to the resource.
     pub id: String,
@@ -106,7 +106,7 @@ pub struct Device {
 
 /// A mount in the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Mount {
+pub struct PluginMount {
     /// The absolute path in the container.
     pub container_path: String,
     /// The absolute path on the host.
@@ -117,7 +117,7 @@ pub struct Mount {
 
 /// A device node in the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DeviceNode {
+pub struct PluginDeviceNode {
     /// The absolute path in the container.
     pub container_path: String,
     /// The absolute path on the host.
@@ -128,13 +128,13 @@ pub struct DeviceNode {
 
 /// What a container receives together with its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct AllocateAnswer {
     /// Environment variables. If the pod itself sets a variable, the pod's value takes precedence.
     pub envs: BTreeMap<String, String>,
     /// Mounts, in order.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<PluginMount>,
     /// Device nodes, in order.
-    pub devices: Vec<DeviceNode>,
+    pub devices: Vec<PluginDeviceNode>,
     /// Annotations of the container in the container runtime (not of the pod).
     pub annotations: BTreeMap<String, String>,
     /// Fully qualified CDI device names. The container runtime resolves them at each start. Environment variables in a CDI spec
@@ -142,15 +142,15 @@ pub struct Answer {
     pub cdi_devices: Vec<String>,
 }
 
-impl From<Answer> for v1beta1::ContainerAllocateResponse {
-    fn from(answer: Answer) -> Self {
+impl From<AllocateAnswer> for v1beta1::ContainerAllocateResponse {
+    fn from(answer: AllocateAnswer) -> Self {
         Self {
             envs: answer.envs,
             mounts: answer
                 .mounts
                 .into_iter()
                 .map(
-                    |Mount {
+                    |PluginMount {
                          container_path,
                          host_path,
                          read_only,
@@ -165,7 +165,7 @@ impl From<Answer> for v1beta1::ContainerAllocateResponse {
                 .devices
                 .into_iter()
                 .map(
-                    |DeviceNode {
+                    |PluginDeviceNode {
                          container_path,
                          host_path,
                          permissions,
@@ -186,7 +186,7 @@ impl From<Answer> for v1beta1::ContainerAllocateResponse {
     }
 }
 
-impl From<v1beta1::ContainerAllocateResponse> for Answer {
+impl From<v1beta1::ContainerAllocateResponse> for AllocateAnswer {
     fn from(response: v1beta1::ContainerAllocateResponse) -> Self {
         Self {
             envs: response.envs,
@@ -198,7 +198,7 @@ impl From<v1beta1::ContainerAllocateResponse> for Answer {
                          container_path,
                          host_path,
                          read_only,
-                     }| Mount {
+                     }| PluginMount {
                         container_path,
                         host_path,
                         read_only,
@@ -213,7 +213,7 @@ impl From<v1beta1::ContainerAllocateResponse> for Answer {
                          container_path,
                          host_path,
                          permissions,
-                     }| DeviceNode {
+                     }| PluginDeviceNode {
                         container_path,
                         host_path,
                         permissions,
@@ -228,24 +228,24 @@ impl From<v1beta1::ContainerAllocateResponse> for Answer {
 
 /// Why a call failed. The text reaches the user unchanged, in an event or in the pod's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    kind: Kind,
+pub struct CallRefusal {
+    kind: RefusalKind,
     text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum RefusalKind {
     Invalid,
     NotYet,
     Failed,
     Unknown,
 }
 
-impl Refusal {
+impl CallRefusal {
     /// The request is invalid and will stay invalid, for example because of unknown ids. gRPC status `InvalidArgument`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self {
-            kind: Kind::Invalid,
+            kind: RefusalKind::Invalid,
             text: text.into(),
         }
     }
@@ -253,7 +253,7 @@ impl Refusal {
     /// The request may succeed later. gRPC status `Unavailable`.
     pub fn not_yet(text: impl Into<String>) -> Self {
         Self {
-            kind: Kind::NotYet,
+            kind: RefusalKind::NotYet,
             text: text.into(),
         }
     }
@@ -261,15 +261,15 @@ impl Refusal {
     /// The plugin has an internal failure. gRPC status `Internal`.
     pub fn failed(text: impl Into<String>) -> Self {
         Self {
-            kind: Kind::Failed,
+            kind: RefusalKind::Failed,
             text: text.into(),
         }
     }
 
-    /// Like [`Refusal::invalid`], but with the gRPC status `Unknown`, which a plugin in Go gives to every error.
+    /// Like [`CallRefusal::invalid`], but with the gRPC status `Unknown`, which a plugin in Go gives to every error.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self {
-            kind: Kind::Unknown,
+            kind: RefusalKind::Unknown,
             text: text.into(),
         }
     }
@@ -280,28 +280,28 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for CallRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for CallRefusal {}
 
-impl From<Refusal> for tonic::Status {
-    fn from(Refusal { kind, text }: Refusal) -> Self {
+impl From<CallRefusal> for tonic::Status {
+    fn from(CallRefusal { kind, text }: CallRefusal) -> Self {
         match kind {
-            Kind::Invalid => Self::invalid_argument(text),
-            Kind::NotYet => Self::unavailable(text),
-            Kind::Failed => Self::internal(text),
-            Kind::Unknown => Self::unknown(text),
+            RefusalKind::Invalid => Self::invalid_argument(text),
+            RefusalKind::NotYet => Self::unavailable(text),
+            RefusalKind::Failed => Self::internal(text),
+            RefusalKind::Unknown => Self::unknown(text),
         }
     }
 }
 
 /// The location of a plugin's socket, and the timing of its server.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct PluginSettings {
     /// The directory of the plugins' sockets, usually `/var/lib/kubelet/device-plugins`.
     pub device_plugin_dir: PathBuf,
     /// The path of the kubelet's socket, if it is not `kubelet.sock` in that directory.
@@ -313,17 +313,17 @@ pub struct Settings {
     /// Whether the socket is always named `<prefix>.sock`. This is for resources whose socket other programs know by name.
     pub is_socket_fixed: bool,
     /// Intervals and timeouts. The defaults suit a real kubelet.
-    pub timing: Timing,
+    pub timing: PluginTiming,
 }
 
-impl Settings {
+impl PluginSettings {
     /// Return the path of the kubelet's socket.
     pub(crate) fn kubelet_path(&self) -> PathBuf {
         let usual = || self.device_plugin_dir.join(crate::api::KUBELET_SOCKET);
         self.kubelet_socket.clone().unwrap_or_else(usual)
     }
 
-    /// Create settings with the default [`Timing`].
+    /// Create settings with the default [`PluginTiming`].
     pub fn new(device_plugin_dir: impl Into<PathBuf>, socket_prefix: impl Into<String>) -> Self {
         Self {
             device_plugin_dir: device_plugin_dir.into(),
@@ -331,14 +331,14 @@ impl Settings {
             registers: true,
             socket_prefix: socket_prefix.into(),
             is_socket_fixed: false,
-            timing: Timing::default(),
+            timing: PluginTiming::default(),
         }
     }
 }
 
 /// The intervals and timeouts of a [`PluginServer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
+pub struct PluginTiming {
     /// The interval at which the directory is checked even without inotify events, because inotify can overflow or be
     /// unavailable. Default: 500 ms.
     pub look_every: Duration,
@@ -351,13 +351,13 @@ pub struct Timing {
     pub retry_first: Duration,
     /// The longest wait between two attempts. Default: 30 s.
     pub retry_max: Duration,
-    /// The duration after which a stream counts as a success. A success resets the wait to [`Timing::retry_first`]. Default: 1 s.
+    /// The duration after which a stream counts as a success. A success resets the wait to [`PluginTiming::retry_first`]. Default: 1 s.
     pub settled: Duration,
     /// How long pending calls may continue when the server has to end. Default: 2 s.
     pub grace: Duration,
 }
 
-impl Default for Timing {
+impl Default for PluginTiming {
     fn default() -> Self {
         Self {
             look_every: Duration::from_millis(500),
@@ -373,7 +373,7 @@ impl Default for Timing {
 
 /// The state of a [`PluginServer`], for readiness and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
+pub struct PluginStatus {
     /// Whether the kubelet has accepted the registration, and the registration is still valid.
     pub registered: bool,
     /// The time at which `registered` last changed.
@@ -386,14 +386,14 @@ pub struct Status {
     pub last_error: Option<String>,
 }
 
-impl Status {
+impl PluginStatus {
     /// Report whether the kubelet is watching the list of devices.
     pub fn is_ready(&self) -> bool {
         self.registered && self.open_streams > 0
     }
 }
 
-impl Default for Status {
+impl Default for PluginStatus {
     fn default() -> Self {
         Self {
             registered: false,
@@ -434,14 +434,14 @@ mod tests {
 
     #[test]
     fn an_answer_survives_the_wire() {
-        let answer = Answer {
+        let answer = AllocateAnswer {
             envs: BTreeMap::from([("A".into(), "1".into())]),
-            mounts: vec![Mount {
+            mounts: vec![PluginMount {
                 container_path: "/c".into(),
                 host_path: "/h".into(),
                 read_only: true,
             }],
-            devices: vec![DeviceNode {
+            devices: vec![PluginDeviceNode {
                 container_path: "/dev/c".into(),
                 host_path: "/dev/h".into(),
                 permissions: "rw".into(),
@@ -449,16 +449,19 @@ mod tests {
             annotations: BTreeMap::from([("k".into(), "v".into())]),
             cdi_devices: vec!["vendor.example/class=name".into()],
         };
-        assert_eq!(Answer::from(v1beta1::ContainerAllocateResponse::from(answer.clone())), answer);
+        assert_eq!(
+            AllocateAnswer::from(v1beta1::ContainerAllocateResponse::from(answer.clone())),
+            answer
+        );
     }
 
     #[test]
     fn a_refusal_keeps_its_text() {
         let text = "GPU-1 is still held by ns/pod:\n3 MiB – wait for it";
         for (refusal, code) in [
-            (Refusal::invalid(text), tonic::Code::InvalidArgument),
-            (Refusal::not_yet(text), tonic::Code::Unavailable),
-            (Refusal::failed(text), tonic::Code::Internal),
+            (CallRefusal::invalid(text), tonic::Code::InvalidArgument),
+            (CallRefusal::not_yet(text), tonic::Code::Unavailable),
+            (CallRefusal::failed(text), tonic::Code::Internal),
         ] {
             let status = tonic::Status::from(refusal);
             assert_eq!((status.code(), status.message()), (code, text));

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{MiB, MigDevice, MigParts};
-use divvy_nvidia_config::{Config, MigStrategy, SharingStrategy};
+use divvy_nvidia_config::{NvidiaConfig, NvidiaMigStrategy, SharingStrategy};
 use divvy_nvidia_plugin::{first_match, has_uniform_mig_devices};
 
 use crate::family::family;
@@ -11,7 +11,7 @@ use crate::{Error, vgpu};
 
 /// What the driver and the kernel report about a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct LabeledMachine {
     /// The driver's version, such as `550.54.15`.
     pub driver: String,
     /// The newest CUDA version that the driver supports, as major and minor numbers.
@@ -19,7 +19,7 @@ pub struct Machine {
     /// The machine's type.
     pub machine_type: Option<String>,
     /// The GPUs.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<LabeledGpu>,
     /// NVIDIA's PCI devices in the kernel's list.
     pub pci: Vec<PciDevice>,
     /// The start time of the program in seconds since 1970.
@@ -28,7 +28,7 @@ pub struct Machine {
 
 /// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Gpu {
+pub struct LabeledGpu {
     /// The product name.
     pub model: String,
     /// The total memory; 0 if the driver does not report it.
@@ -42,12 +42,12 @@ pub struct Gpu {
     /// The MIG devices.
     pub mig_devices: Vec<MigDevice>,
     /// The part of an NVLink fabric to which the GPU belongs. `None` if it belongs to none.
-    pub fabric: Option<Fabric>,
+    pub fabric: Option<LabeledFabric>,
 }
 
 /// The part of an NVLink fabric to which a GPU belongs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Fabric {
+pub struct LabeledFabric {
     /// The UUID of the cluster.
     pub cluster: String,
     /// The number of the clique.
@@ -77,7 +77,7 @@ const GRAPHICS: u32 = 0x03_00_00;
 ///
 /// # Errors
 /// Fails if the driver's version is malformed, or if the configuration shares MIG devices through MPS.
-pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
+pub fn labels(machine: &LabeledMachine, config: &NvidiaConfig) -> Result<Labels, Error> {
     let mut found = Labels::default();
     if !config.feature_discovery.no_timestamp {
         found.set("gfd.timestamp", machine.timestamp.to_string());
@@ -86,11 +86,11 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
     if machine.gpus.is_empty() {
         return Ok(found);
     }
-    let mut gpus: Vec<&Gpu> = machine.gpus.iter().collect();
+    let mut gpus: Vec<&LabeledGpu> = machine.gpus.iter().collect();
     gpus.sort_by_cached_key(|gpu| rank(gpu));
     let divided = machine.gpus.iter().any(|gpu| gpu.mig == Some(true));
     let is_mps = config.sharing.strategy == SharingStrategy::Mps;
-    if is_mps && divided && config.mig_strategy != MigStrategy::None {
+    if is_mps && divided && config.mig_strategy != NvidiaMigStrategy::None {
         return Err(Error::MpsWithMig);
     }
     versions(machine, &mut found)?;
@@ -100,16 +100,16 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
     found.set("mps.capable", is_mps.to_string());
     found.set("gpu.mode", mode(&machine.gpus).to_owned());
     match config.mig_strategy {
-        MigStrategy::None => {}
-        MigStrategy::Single => found.set("mig.strategy", "single".to_owned()),
-        MigStrategy::Mixed => found.set("mig.strategy", "mixed".to_owned()),
+        NvidiaMigStrategy::None => {}
+        NvidiaMigStrategy::Single => found.set("mig.strategy", "single".to_owned()),
+        NvidiaMigStrategy::Mixed => found.set("mig.strategy", "mixed".to_owned()),
     }
-    let fabrics: BTreeSet<&Fabric> = machine.gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()).collect();
+    let fabrics: BTreeSet<&LabeledFabric> = machine.gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()).collect();
     if let (Some(fabric), 1) = (fabrics.first(), fabrics.len()) {
         found.set("gpu.clique", value(&format!("{}.{}", fabric.cluster, fabric.clique)));
     }
     models(&gpus, config, &mut found);
-    if config.mig_strategy == MigStrategy::Mixed {
+    if config.mig_strategy == NvidiaMigStrategy::Mixed {
         profiles(&gpus, config, &mut found);
     }
     Ok(found)
@@ -117,7 +117,7 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
 
 /// Return the place of a GPU among those of the node. Where a label describes one of several GPUs, it describes the first one. GPUs
 /// of the same rank have the same labels.
-fn rank(gpu: &Gpu) -> impl Ord + use<> {
+fn rank(gpu: &LabeledGpu) -> impl Ord + use<> {
     let devices = gpu.mig_devices.iter().map(|device| device.parts);
     let devices: Vec<_> = devices
         .map(|parts| parts.map(|parts| (parts.gi_profile, numbers(&parts))))
@@ -131,7 +131,7 @@ impl Labels {
     }
 
     /// Add the label of the product: the model's name, cut as far as necessary, and the suffix. A model whose name cannot be read has none.
-    fn set_product(&mut self, name: &str, model: &Model<'_>, suffix: &str) {
+    fn set_product(&mut self, name: &str, model: &ModelGpus<'_>, suffix: &str) {
         if !model.name.is_empty() {
             let room = 63_usize.saturating_sub(suffix.len());
             self.set(&format!("{name}.product"), format!("{}{suffix}", cut(&model.name, room)));
@@ -139,7 +139,7 @@ impl Labels {
     }
 }
 
-fn virtual_gpus(machine: &Machine, found: &mut Labels) {
+fn virtual_gpus(machine: &LabeledMachine, found: &mut Labels) {
     let mut drivers = machine.pci.iter().filter_map(|device| vgpu::host_driver(&device.config));
     let driver = drivers.next();
     found.set("vgpu.present", driver.is_some().to_string());
@@ -151,7 +151,7 @@ fn virtual_gpus(machine: &Machine, found: &mut Labels) {
     }
 }
 
-fn versions(machine: &Machine, found: &mut Labels) -> Result<(), Error> {
+fn versions(machine: &LabeledMachine, found: &mut Labels) -> Result<(), Error> {
     let parts: Vec<&str> = machine.driver.split('.').collect();
     let (major, minor, revision) = match parts[..] {
         [major, minor] => (major, minor, ""),
@@ -179,7 +179,7 @@ fn versions(machine: &Machine, found: &mut Labels) -> Result<(), Error> {
     Ok(())
 }
 
-fn mode(gpus: &[Gpu]) -> &'static str {
+fn mode(gpus: &[LabeledGpu]) -> &'static str {
     let all = |class| gpus.iter().all(|gpu| gpu.pci_class == Some(class));
     match (all(COMPUTE), all(GRAPHICS)) {
         (true, _) => "compute",
@@ -189,14 +189,14 @@ fn mode(gpus: &[Gpu]) -> &'static str {
 }
 
 /// How a resource is shared.
-struct Shared {
+struct ResourceSharing {
     replicas: u32,
     is_renamed: bool,
     strategy: &'static str,
 }
 
-impl Shared {
-    fn of(config: &Config, resource: &str) -> Shared {
+impl ResourceSharing {
+    fn of(config: &NvidiaConfig, resource: &str) -> ResourceSharing {
         let strategy = match config.sharing.strategy {
             SharingStrategy::None => "none",
             SharingStrategy::TimeSlicing => "time-slicing",
@@ -204,17 +204,17 @@ impl Shared {
         };
         let mut resources = config.sharing.resources.iter();
         match resources.find(|shared| shared.name == resource) {
-            Some(shared) => Shared {
+            Some(shared) => ResourceSharing {
                 replicas: shared.replicas,
                 is_renamed: shared.rename.as_ref().is_some_and(|name| *name != shared.name),
                 strategy,
             },
-            None => Shared::none(),
+            None => ResourceSharing::none(),
         }
     }
 
-    fn none() -> Shared {
-        Shared {
+    fn none() -> ResourceSharing {
+        ResourceSharing {
             replicas: 1,
             is_renamed: false,
             strategy: "none",
@@ -236,26 +236,26 @@ impl Shared {
 }
 
 /// The GPUs of one model.
-struct Model<'m> {
+struct ModelGpus<'m> {
     name: String,
-    gpus: Vec<&'m Gpu>,
+    gpus: Vec<&'m LabeledGpu>,
 }
 
-impl Model<'_> {
+impl ModelGpus<'_> {
     fn memory(&self) -> u64 {
         self.gpus.iter().map(|gpu| gpu.memory.0).max().unwrap_or(0)
     }
 }
 
 /// Add the labels of all GPU models. The labels that do not name a model describe the first one.
-fn models(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
-    let mut by_name: BTreeMap<String, Vec<&Gpu>> = BTreeMap::new();
+fn models(gpus: &[&LabeledGpu], config: &NvidiaConfig, found: &mut Labels) {
+    let mut by_name: BTreeMap<String, Vec<&LabeledGpu>> = BTreeMap::new();
     for gpu in gpus {
         by_name.entry(value(&gpu.model)).or_default().push(gpu);
     }
-    let mut models: Vec<Model<'_>> = by_name.into_iter().map(|(name, gpus)| Model { name, gpus }).collect();
+    let mut models: Vec<ModelGpus<'_>> = by_name.into_iter().map(|(name, gpus)| ModelGpus { name, gpus }).collect();
     models.sort_by(|a, b| {
-        let rank = |model: &Model<'_>| (model.memory(), model.gpus.len());
+        let rank = |model: &ModelGpus<'_>| (model.memory(), model.gpus.len());
         rank(b).cmp(&rank(a)).then_with(|| a.name.cmp(&b.name))
     });
     let unnamed: usize = models
@@ -289,24 +289,24 @@ fn models(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
         found.set("gpu.compute.minor", cc.1.to_string());
     }
     let divided = gpus.iter().any(|gpu| gpu.mig == Some(true));
-    if config.mig_strategy == MigStrategy::Single && divided {
+    if config.mig_strategy == NvidiaMigStrategy::Single && divided {
         single(gpus, config, first, found)
     } else {
         whole(config, first, found)
     }
 }
 
-fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
+fn whole(config: &NvidiaConfig, model: &ModelGpus<'_>, found: &mut Labels) {
     let raw = model.gpus.first().map_or("", |gpu| gpu.model.as_str());
     let resource = first_match(&config.resources.gpus, raw).unwrap_or_default();
     // GPUs in MIG mode are not shared as such (`NewGPUResourceLabelerWithoutSharing` of NVIDIA's GPU feature discovery).
     let shared = if model.gpus.iter().all(|gpu| gpu.mig == Some(true)) {
-        Shared {
+        ResourceSharing {
             replicas: 0,
-            ..Shared::none()
+            ..ResourceSharing::none()
         }
     } else {
-        Shared::of(config, &resource)
+        ResourceSharing::of(config, &resource)
     };
     found.set_product("gpu", model, shared.suffix());
     found.set("gpu.count", model.gpus.len().to_string());
@@ -317,8 +317,8 @@ fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
 }
 
 /// Add the labels of MIG devices that are offered as GPUs (the MIG strategy `single`).
-fn single(gpus: &[&Gpu], config: &Config, model: &Model<'_>, found: &mut Labels) {
-    let devices: Vec<(&Gpu, &MigDevice)> = (gpus.iter())
+fn single(gpus: &[&LabeledGpu], config: &NvidiaConfig, model: &ModelGpus<'_>, found: &mut Labels) {
+    let devices: Vec<(&LabeledGpu, &MigDevice)> = (gpus.iter())
         .flat_map(|gpu| gpu.mig_devices.iter().map(move |device| (*gpu, device)))
         .collect();
     let facts = gpus
@@ -338,7 +338,7 @@ fn single(gpus: &[&Gpu], config: &Config, model: &Model<'_>, found: &mut Labels)
         return;
     };
     let resource = first_match(&config.resources.mig, &profile).unwrap_or_default();
-    let shared = Shared::of(config, &resource);
+    let shared = ResourceSharing::of(config, &resource);
     found.set_product("gpu", model, &suffix(&profile, &shared));
     found.set("gpu.count", devices.len().to_string());
     shared.describe("gpu", found);
@@ -346,7 +346,7 @@ fn single(gpus: &[&Gpu], config: &Config, model: &Model<'_>, found: &mut Labels)
 }
 
 /// Return `-MIG-PROFILE[-SHARED]`, which follows the model's name.
-fn suffix(profile: &str, shared: &Shared) -> String {
+fn suffix(profile: &str, shared: &ResourceSharing) -> String {
     format!("-MIG-{}{}", profile.replace('+', "."), shared.suffix())
 }
 
@@ -371,8 +371,8 @@ fn numbers(parts: &MigParts) -> [(&'static str, u64); 9] {
 }
 
 /// Add the labels of the MIG devices of each profile.
-fn profiles(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
-    let mut by_profile: BTreeMap<String, Vec<(&Gpu, MigParts)>> = BTreeMap::new();
+fn profiles(gpus: &[&LabeledGpu], config: &NvidiaConfig, found: &mut Labels) {
+    let mut by_profile: BTreeMap<String, Vec<(&LabeledGpu, MigParts)>> = BTreeMap::new();
     for gpu in gpus.iter().filter(|gpu| gpu.mig == Some(true)) {
         for device in &gpu.mig_devices {
             if let (Some(profile), Some(parts)) = (device.profile(gpu.memory), device.parts) {
@@ -383,9 +383,9 @@ fn profiles(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
     for (profile, devices) in by_profile {
         let name = format!("mig-{}", profile.replace('+', "."));
         let resource = first_match(&config.resources.mig, &profile).unwrap_or_else(|| format!("nvidia.com/{name}"));
-        let shared = Shared::of(config, &resource);
+        let shared = ResourceSharing::of(config, &resource);
         let Some((gpu, parts)) = devices.first() else { continue };
-        let model = Model {
+        let model = ModelGpus {
             name: value(&gpu.model),
             gpus: Vec::new(),
         };

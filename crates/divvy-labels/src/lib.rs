@@ -22,7 +22,7 @@ mod vgpu;
 
 pub use conflict::{owners, undone};
 pub use error::Error;
-pub use labels::{Fabric, Gpu, Labels, Machine, PciDevice, labels};
+pub use labels::{LabeledFabric, LabeledGpu, LabeledMachine, Labels, PciDevice, labels};
 pub use output::{MANAGER, NodeFeature, file, node, node_feature};
 pub use pci_ids::pci_name;
 pub use repair::Repairs;

@@ -42,7 +42,7 @@ pub fn has_processes(pids_current: &str) -> Option<bool> {
 
 /// Where a process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct CgroupOwner {
     /// The UID of the pod.
     pub pod: String,
     /// The container runtime's ID of the container. `None` if the process is in the pod's own cgroup, or if the name of the cgroup is unknown.
@@ -54,18 +54,18 @@ pub struct Owner {
 ///
 /// With cgroup v2, the text has one line, `0::<path>`; with v1, it has one line per controller. If the reader is in its own
 /// cgroup namespace, the path is relative to the reader's cgroup: it starts with `/..` and may omit `kubepods`.
-pub fn owner_of_process(proc_cgroup: &str) -> Option<Owner> {
+pub fn owner_of_process(proc_cgroup: &str) -> Option<CgroupOwner> {
     let paths = proc_cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.filter_map(owner_of_path).next()
 }
 
-fn owner_of_path(path: &str) -> Option<Owner> {
+fn owner_of_path(path: &str) -> Option<CgroupOwner> {
     let mut below_kubepods = path.starts_with("/..");
     let mut names = path.split('/');
     while let Some(name) = names.next() {
         if let Some(pod) = pod_uid(name).filter(|_| below_kubepods) {
             let container = names.next().and_then(container_id);
-            return Some(Owner { pod, container });
+            return Some(CgroupOwner { pod, container });
         }
         below_kubepods |= is_kubepods(name);
     }

@@ -92,7 +92,7 @@ pub struct Gpu {
     /// The run whose pod may use the GPU while `health` is `testing`.
     pub test: Option<TestRun>,
     /// Connections to the node's other GPUs.
-    pub links: Vec<Link>,
+    pub links: Vec<GpuLink>,
     /// What holds a pod to its share of the GPU. `None` if nothing does: the share counts only when pods are placed.
     pub enforcement: Option<Enforcement>,
 }
@@ -234,7 +234,7 @@ impl Health {
 /// A connection to another GPU, in JSON as in `["GPU-…","nvlink",12]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "wire::Link", into = "wire::Link")]
-pub struct Link {
+pub struct GpuLink {
     /// The UUID of the other GPU.
     pub peer: String,
     /// How the two are connected.
@@ -411,7 +411,7 @@ impl Inventory {
                     ),
                 ));
             }
-            for Link { peer, kind, .. } in &gpu.links {
+            for GpuLink { peer, kind, .. } in &gpu.links {
                 text("a link's peer", peer, DEVICE_TEXT_BYTES)?;
                 text("a link's kind", kind.as_str(), SHORT_TEXT_BYTES)?;
             }
@@ -722,12 +722,12 @@ mod tests {
             .chain([("telepathy", false), ("NVLink", false), ("", false)])
         {
             let text = format!(r#"["GPU-1","{kind}",12]"#);
-            let link: Link = serde_json::from_str(&text).expect("a link");
+            let link: GpuLink = serde_json::from_str(&text).expect("a link");
             assert_eq!(link.kind == LinkKind::Other(kind.to_owned()), !is_known, "{text}");
             assert_eq!((link.peer.as_str(), link.count), ("GPU-1", 12));
             assert_eq!(serde_json::to_string(&link).expect("a text"), text);
         }
-        let short = serde_json::from_str::<Link>(r#"["GPU-1","nvlink"]"#)
+        let short = serde_json::from_str::<GpuLink>(r#"["GPU-1","nvlink"]"#)
             .expect_err("no number")
             .to_string();
         assert!(short.contains("tuple struct Link with 3 elements"), "{short}");
@@ -736,7 +736,7 @@ mod tests {
     fn of(gpus: usize, links: usize) -> Inventory {
         let one = Inventory::parse(TEXT).expect("documented form");
         let uuid = |gpu: usize| format!("GPU-{gpu:036}");
-        let link = |peer| Link {
+        let link = |peer| GpuLink {
             peer: uuid(peer),
             kind: LinkKind::NvLink,
             count: 18,
@@ -788,7 +788,7 @@ mod tests {
         };
         let long = || "a".repeat(50_000);
         let part_of = |parent, profile| Partition { parent, profile };
-        let link = |peer, kind: String| Link {
+        let link = |peer, kind: String| GpuLink {
             peer,
             kind: kind.into(),
             count: 1,

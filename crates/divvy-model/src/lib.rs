@@ -42,7 +42,7 @@ pub use container::{ContainerKind, ContainerRequest, WholeContainer};
 pub use device_id::DeviceId;
 pub use error::Error;
 pub use grant::{GrantRecord, cdi_device_name};
-pub use inventory::{Enforcement, Gpu, Health, Inventory, Link, LinkKind, Partition};
+pub use inventory::{Enforcement, Gpu, GpuLink, Health, Inventory, LinkKind, Partition};
 pub use kept::kept;
 pub use memory::{MemoryUnit, MiB};
 pub use mig::{MigDevice, MigParts};
@@ -64,13 +64,13 @@ fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &st
 /// field `v` is at most `newest`, because a newer format may have fields that this version would misread.
 fn parse_versions<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize, newest: u64) -> Result<T, Error> {
     #[derive(serde::Deserialize)]
-    struct Version {
+    struct VersionField {
         v: serde_json::Value,
     }
     if text.len() > most {
         return Err(Error::too_long(what, text.len(), most));
     }
-    let version: Version = serde_json::from_str(text).map_err(|source| Error::json(what, &source))?;
+    let version: VersionField = serde_json::from_str(text).map_err(|source| Error::json(what, &source))?;
     if !version.v.as_u64().is_some_and(|v| (1..=newest).contains(&v)) {
         return Err(Error::Version {
             what,

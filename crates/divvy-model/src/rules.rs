@@ -104,13 +104,13 @@ impl Prefer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelRule {
     /// At least one of these patterns must match, unless the list is empty.
-    allow: Vec<Pattern>,
+    allow: Vec<ProductPattern>,
     /// None of these patterns may match.
-    deny: Vec<Pattern>,
+    deny: Vec<ProductPattern>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Pattern {
+struct ProductPattern {
     /// The pattern as the user wrote it.
     written: String,
     /// The pattern in the form in which it is compared ([`normal`]).
@@ -139,7 +139,7 @@ impl ModelRule {
             return false;
         }
         let product = normal(product.trim());
-        let matches = |pattern: &Pattern| is_match(&pattern.normal, &product);
+        let matches = |pattern: &ProductPattern| is_match(&pattern.normal, &product);
         (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
     }
 
@@ -161,7 +161,7 @@ impl ModelRule {
             if pattern.len() > DEVICE_TEXT_BYTES {
                 return Err(PatternError::Long(pattern.len()));
             }
-            list.push(Pattern {
+            list.push(ProductPattern {
                 written: pattern.to_owned(),
                 normal: normal(pattern),
             });
@@ -174,7 +174,7 @@ impl fmt::Display for ModelRule {
     /// Format as a phrase that follows "a GPU", "GPUs", or "no GPU": `of a product like A100*, but not A100-PCIE*`, or `other
     /// than T4`. If any product is accepted, write nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |patterns: &[Pattern]| {
+        let list = |patterns: &[ProductPattern]| {
             let written: Vec<&str> = patterns.iter().map(|pattern| pattern.written.as_str()).collect();
             written.join(" or ")
         };

@@ -14,7 +14,7 @@ pub enum Vendor {
 }
 
 /// The names of a vendor.
-struct Names {
+struct VendorNames {
     /// The name in inventories and labels.
     name: &'static str,
     /// The name in sentences.
@@ -29,21 +29,21 @@ impl Vendor {
     /// All vendors, in the order in which a node's GPUs are listed.
     pub const ALL: [Vendor; 3] = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel];
 
-    const fn names(self) -> Names {
+    const fn names(self) -> VendorNames {
         match self {
-            Vendor::Nvidia => Names {
+            Vendor::Nvidia => VendorNames {
                 name: "nvidia",
                 title: "NVIDIA",
                 whole: "nvidia.com/gpu",
                 shared: true,
             },
-            Vendor::Amd => Names {
+            Vendor::Amd => VendorNames {
                 name: "amd",
                 title: "AMD",
                 whole: "amd.com/gpu",
                 shared: false,
             },
-            Vendor::Intel => Names {
+            Vendor::Intel => VendorNames {
                 name: "intel",
                 title: "Intel",
                 whole: "gpu.intel.com/xe",

@@ -105,12 +105,12 @@ pub struct MigProfile {
     gigabytes: u16,
     /// The number of slices of the compute instance. 0 if it has all slices of the GPU instance.
     compute: u8,
-    engines: Engines,
+    engines: ProfileEngines,
 }
 
 /// The engines by which profiles of the same size differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Engines {
+enum ProfileEngines {
     Usual,
     Media,
     AllMedia,
@@ -118,22 +118,22 @@ enum Engines {
     Graphics,
 }
 
-impl Engines {
-    const ALL: [Engines; 5] = [
-        Engines::Usual,
-        Engines::Media,
-        Engines::AllMedia,
-        Engines::NoMedia,
-        Engines::Graphics,
+impl ProfileEngines {
+    const ALL: [ProfileEngines; 5] = [
+        ProfileEngines::Usual,
+        ProfileEngines::Media,
+        ProfileEngines::AllMedia,
+        ProfileEngines::NoMedia,
+        ProfileEngines::Graphics,
     ];
 
     const fn suffix(self) -> &'static str {
         match self {
-            Engines::Usual => "",
-            Engines::Media => "+me",
-            Engines::AllMedia => "+me.all",
-            Engines::NoMedia => "-me",
-            Engines::Graphics => "+gfx",
+            ProfileEngines::Usual => "",
+            ProfileEngines::Media => "+me",
+            ProfileEngines::AllMedia => "+me.all",
+            ProfileEngines::NoMedia => "-me",
+            ProfileEngines::Graphics => "+gfx",
         }
     }
 }
@@ -155,7 +155,7 @@ impl MigProfile {
             text.parse().ok()
         }
         let (size, suffix) = text.split_once("gb")?;
-        let engines = Engines::ALL.into_iter().find(|engines| engines.suffix() == suffix)?;
+        let engines = ProfileEngines::ALL.into_iter().find(|engines| engines.suffix() == suffix)?;
         let (slices, gigabytes) = size.split_once("g.")?;
         let (compute, slices) = match slices.split_once("c.") {
             Some((compute, slices)) => (number(compute)?, slices),

@@ -3,19 +3,19 @@
 use serde_json::Value;
 use serde_saphyr::{DuplicateKeyPolicy, Options};
 
-use crate::place::{Keys, Place, Section, integer, shown};
+use crate::place::{Keys, PlacedValue, Section, integer, shown};
 use crate::{Error, duration};
 
 #[derive(Debug, Default)]
-pub(crate) struct File {
-    pub(crate) flags: Flags,
-    pub(crate) resources: Resources,
-    pub(crate) sharing: Sharing,
-    pub(crate) imex: Imex,
+pub(crate) struct PluginConfigFile {
+    pub(crate) flags: FileFlags,
+    pub(crate) resources: ResourcesSection,
+    pub(crate) sharing: SharingSection,
+    pub(crate) imex: ImexSection,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Flags {
+pub(crate) struct FileFlags {
     pub(crate) mig_strategy: Option<String>,
     pub(crate) fail_on_init_error: Option<bool>,
     pub(crate) mps_root: Option<String>,
@@ -26,12 +26,12 @@ pub(crate) struct Flags {
     pub(crate) mofed_enabled: Option<bool>,
     pub(crate) use_node_feature_api: Option<bool>,
     pub(crate) device_discovery_strategy: Option<String>,
-    pub(crate) plugin: Plugin,
+    pub(crate) plugin: PluginSection,
     pub(crate) gfd: Gfd,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Plugin {
+pub(crate) struct PluginSection {
     pub(crate) pass_device_specs: Option<bool>,
     pub(crate) device_list_strategy: Option<Vec<String>>,
     pub(crate) device_id_strategy: Option<String>,
@@ -57,19 +57,19 @@ pub(crate) enum Interval {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Resources {
-    pub(crate) gpus: Vec<Pattern>,
-    pub(crate) mig: Vec<Pattern>,
+pub(crate) struct ResourcesSection {
+    pub(crate) gpus: Vec<PatternEntry>,
+    pub(crate) mig: Vec<PatternEntry>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Pattern {
+pub(crate) struct PatternEntry {
     pub(crate) pattern: String,
     pub(crate) name: String,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Sharing {
+pub(crate) struct SharingSection {
     pub(crate) time_slicing: Option<Replicated>,
     pub(crate) mps: Option<Replicated>,
 }
@@ -78,38 +78,38 @@ pub(crate) struct Sharing {
 pub(crate) struct Replicated {
     pub(crate) rename_by_default: bool,
     pub(crate) fail_requests_greater_than_one: Option<bool>,
-    pub(crate) resources: Vec<Shared>,
+    pub(crate) resources: Vec<SharedResource>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedResource {
     pub(crate) name: String,
     pub(crate) rename: Option<String>,
-    pub(crate) devices: Devices,
+    pub(crate) devices: DevicesToShare,
     pub(crate) replicas: i64,
 }
 
 /// Which devices are shared: `all`, a number of devices, or a list of indices and UUIDs.
 #[derive(Debug)]
-pub(crate) enum Devices {
+pub(crate) enum DevicesToShare {
     All,
     Count(u32),
     List(Vec<String>),
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Imex {
+pub(crate) struct ImexSection {
     pub(crate) channel_ids: Option<Vec<i64>>,
     pub(crate) required: Option<bool>,
 }
 
 /// Parse a file, as YAML or JSON. An empty text is a file without values. Also return warnings for the operator.
-pub(crate) fn parse(text: &str) -> Result<(File, Vec<String>), Error> {
+pub(crate) fn parse(text: &str) -> Result<(PluginConfigFile, Vec<String>), Error> {
     let mut warnings = Vec::new();
     let value = document(text, &mut warnings)?;
-    let mut root = Place::root(&value).section(Keys::AnyCase)?;
+    let mut root = PlacedValue::root(&value).section(Keys::AnyCase)?;
     let version = root.take("version");
-    let file = File {
+    let file = PluginConfigFile {
         flags: flags(root.section("flags", Keys::AnyCase)?, &mut warnings)?,
         resources: resources(root.section("resources", Keys::AnyCase)?, &mut warnings)?,
         sharing: sharing(root.section("sharing", Keys::AnyCase)?, &mut warnings)?,
@@ -181,18 +181,18 @@ fn first_document(text: &str) -> (&str, bool) {
     (text, true)
 }
 
-fn flags(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Flags, Error> {
-    let flags = Flags {
-        mig_strategy: section.read("migStrategy", Place::text)?,
-        fail_on_init_error: section.read("failOnInitError", Place::boolean)?,
-        mps_root: section.read("mpsRoot", Place::text)?,
-        nvidia_driver_root: section.read("nvidiaDriverRoot", Place::text)?,
-        nvidia_dev_root: section.read("nvidiaDevRoot", Place::text)?,
-        gdrcopy_enabled: section.read("gdrcopyEnabled", Place::boolean)?,
-        gds_enabled: section.read("gdsEnabled", Place::boolean)?,
-        mofed_enabled: section.read("mofedEnabled", Place::boolean)?,
-        use_node_feature_api: section.read("useNodeFeatureAPI", Place::boolean)?,
-        device_discovery_strategy: section.read("deviceDiscoveryStrategy", Place::text)?,
+fn flags(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<FileFlags, Error> {
+    let flags = FileFlags {
+        mig_strategy: section.read("migStrategy", PlacedValue::text)?,
+        fail_on_init_error: section.read("failOnInitError", PlacedValue::boolean)?,
+        mps_root: section.read("mpsRoot", PlacedValue::text)?,
+        nvidia_driver_root: section.read("nvidiaDriverRoot", PlacedValue::text)?,
+        nvidia_dev_root: section.read("nvidiaDevRoot", PlacedValue::text)?,
+        gdrcopy_enabled: section.read("gdrcopyEnabled", PlacedValue::boolean)?,
+        gds_enabled: section.read("gdsEnabled", PlacedValue::boolean)?,
+        mofed_enabled: section.read("mofedEnabled", PlacedValue::boolean)?,
+        use_node_feature_api: section.read("useNodeFeatureAPI", PlacedValue::boolean)?,
+        device_discovery_strategy: section.read("deviceDiscoveryStrategy", PlacedValue::text)?,
         plugin: plugin(section.section("plugin", Keys::AnyCase)?, warnings)?,
         gfd: gfd(section.section("gfd", Keys::AnyCase)?, warnings)?,
     };
@@ -200,15 +200,15 @@ fn flags(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Flags, 
     Ok(flags)
 }
 
-fn plugin(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Plugin, Error> {
-    let plugin = Plugin {
-        pass_device_specs: section.read("passDeviceSpecs", Place::boolean)?,
+fn plugin(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<PluginSection, Error> {
+    let plugin = PluginSection {
+        pass_device_specs: section.read("passDeviceSpecs", PlacedValue::boolean)?,
         device_list_strategy: section.read("deviceListStrategy", one_or_many)?,
-        device_id_strategy: section.read("deviceIDStrategy", Place::text)?,
-        cdi_annotation_prefix: section.read("cdiAnnotationPrefix", Place::text)?,
-        nvidia_ctk_path: section.read("nvidiaCTKPath", Place::text)?,
-        container_driver_root: section.read("containerDriverRoot", Place::text)?,
-        shared_devices_allocation_policy: section.read("sharedDevicesAllocationPolicy", Place::text)?,
+        device_id_strategy: section.read("deviceIDStrategy", PlacedValue::text)?,
+        cdi_annotation_prefix: section.read("cdiAnnotationPrefix", PlacedValue::text)?,
+        nvidia_ctk_path: section.read("nvidiaCTKPath", PlacedValue::text)?,
+        container_driver_root: section.read("containerDriverRoot", PlacedValue::text)?,
+        shared_devices_allocation_policy: section.read("sharedDevicesAllocationPolicy", PlacedValue::text)?,
     };
     section.end(warnings);
     Ok(plugin)
@@ -216,18 +216,18 @@ fn plugin(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Plugin
 
 fn gfd(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Gfd, Error> {
     let gfd = Gfd {
-        oneshot: section.read("oneshot", Place::boolean)?,
-        no_timestamp: section.read("noTimestamp", Place::boolean)?,
+        oneshot: section.read("oneshot", PlacedValue::boolean)?,
+        no_timestamp: section.read("noTimestamp", PlacedValue::boolean)?,
         sleep_interval: section.read("sleepInterval", interval)?,
-        output_file: section.read("outputFile", Place::text)?,
-        machine_type_file: section.read("machineTypeFile", Place::text)?,
+        output_file: section.read("outputFile", PlacedValue::text)?,
+        machine_type_file: section.read("machineTypeFile", PlacedValue::text)?,
     };
     section.end(warnings);
     Ok(gfd)
 }
 
 /// Read a text in which commas separate several values, or a list of texts.
-fn one_or_many(place: Place<'_>) -> Result<Option<Vec<String>>, Error> {
+fn one_or_many(place: PlacedValue<'_>) -> Result<Option<Vec<String>>, Error> {
     let found = shown(place.value);
     let wrong = || {
         Error::decoding(format!(
@@ -250,7 +250,7 @@ fn one_or_many(place: Place<'_>) -> Result<Option<Vec<String>>, Error> {
     clippy::cast_possible_truncation,
     reason = "as in Go: what is behind the point does not count"
 )]
-fn interval(place: Place<'_>) -> Result<Option<Interval>, Error> {
+fn interval(place: PlacedValue<'_>) -> Result<Option<Interval>, Error> {
     const WRITE: &str = "write 60s, 1h30m, or infinite as";
     match place.value {
         Value::Null => Ok(None),
@@ -267,12 +267,12 @@ fn interval(place: Place<'_>) -> Result<Option<Interval>, Error> {
     }
 }
 
-fn resources(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Resources, Error> {
-    let mut patterns = |key| -> Result<Vec<Pattern>, Error> {
+fn resources(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<ResourcesSection, Error> {
+    let mut patterns = |key| -> Result<Vec<PatternEntry>, Error> {
         let entries = section.list(key)?.into_iter();
         entries.map(|entry| pattern(entry, warnings)).collect()
     };
-    let resources = Resources {
+    let resources = ResourcesSection {
         gpus: patterns("gpus")?,
         mig: patterns("mig")?,
     };
@@ -280,22 +280,24 @@ fn resources(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Res
     Ok(resources)
 }
 
-fn pattern(place: Place<'_>, warnings: &mut Vec<String>) -> Result<Pattern, Error> {
+fn pattern(place: PlacedValue<'_>, warnings: &mut Vec<String>) -> Result<PatternEntry, Error> {
     let missing = |key: &str| {
         let text = format!("resources must have a '{key}' field set");
         place.refused(text, &format!("add {key} to"))
     };
     let mut section = place.clone().section(Keys::Exact)?;
-    let pattern = Pattern {
-        pattern: section.read("pattern", Place::text)?.ok_or_else(|| missing("pattern"))?,
-        name: section.read("name", Place::text)?.ok_or_else(|| missing("name"))?,
+    let pattern = PatternEntry {
+        pattern: section
+            .read("pattern", PlacedValue::text)?
+            .ok_or_else(|| missing("pattern"))?,
+        name: section.read("name", PlacedValue::text)?.ok_or_else(|| missing("name"))?,
     };
     section.end(warnings);
     Ok(pattern)
 }
 
-fn sharing(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Sharing, Error> {
-    let sharing = Sharing {
+fn sharing(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<SharingSection, Error> {
+    let sharing = SharingSection {
         time_slicing: section
             .take("timeSlicing")
             .map(|place| replicated(place, warnings))
@@ -310,15 +312,15 @@ fn sharing(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Shari
     Ok(sharing)
 }
 
-fn replicated(place: Place<'_>, warnings: &mut Vec<String>) -> Result<Replicated, Error> {
+fn replicated(place: PlacedValue<'_>, warnings: &mut Vec<String>) -> Result<Replicated, Error> {
     let mut section = place.clone().section(Keys::Exact)?;
     let entries = section.list("resources")?;
     if entries.is_empty() {
         return Err(place.refused("no resources specified", "add resources to"));
     }
     let replicated = Replicated {
-        rename_by_default: section.read("renameByDefault", Place::boolean)?.unwrap_or(false),
-        fail_requests_greater_than_one: section.read("failRequestsGreaterThanOne", Place::boolean)?,
+        rename_by_default: section.read("renameByDefault", PlacedValue::boolean)?.unwrap_or(false),
+        fail_requests_greater_than_one: section.read("failRequestsGreaterThanOne", PlacedValue::boolean)?,
         resources: entries
             .into_iter()
             .map(|entry| shared(entry, warnings))
@@ -328,66 +330,66 @@ fn replicated(place: Place<'_>, warnings: &mut Vec<String>) -> Result<Replicated
     Ok(replicated)
 }
 
-fn shared(place: Place<'_>, warnings: &mut Vec<String>) -> Result<Shared, Error> {
+fn shared(place: PlacedValue<'_>, warnings: &mut Vec<String>) -> Result<SharedResource, Error> {
     let mut section = place.clone().section(Keys::Exact)?;
-    let name = section.read("name", Place::text)?;
+    let name = section.read("name", PlacedValue::text)?;
     let devices = section.read("devices", |place| devices(place, warnings).map(Some))?;
-    let replicas = section.read("replicas", Place::integer)?;
-    let shared = Shared {
+    let replicas = section.read("replicas", PlacedValue::integer)?;
+    let shared = SharedResource {
         name: name.ok_or_else(|| place.refused("no resource name specified", "add name: gpu to"))?,
-        rename: section.read("rename", Place::text)?,
-        devices: devices.unwrap_or(Devices::All),
+        rename: section.read("rename", PlacedValue::text)?,
+        devices: devices.unwrap_or(DevicesToShare::All),
         replicas: replicas.ok_or_else(|| place.refused("no replicas specified", "add replicas, such as replicas: 4, to"))?,
     };
     section.end(warnings);
     Ok(shared)
 }
 
-fn devices(place: Place<'_>, warnings: &mut Vec<String>) -> Result<Devices, Error> {
+fn devices(place: PlacedValue<'_>, warnings: &mut Vec<String>) -> Result<DevicesToShare, Error> {
     let found = shown(place.value);
     let write = "write all, a number, or a list as";
     match place.value {
-        Value::Null => Ok(Devices::All),
-        Value::String(word) if word == "all" => Ok(Devices::All),
+        Value::Null => Ok(DevicesToShare::All),
+        Value::String(word) if word == "all" => Ok(DevicesToShare::All),
         Value::String(word) => {
             let text = format!("devices set as '{word}' but the only valid string input is 'all'");
             Err(place.refused(text, write))
         }
         Value::Array(list) if list.is_empty() => {
             warnings.push("devices is an empty list in the configuration file; all devices are shared".to_owned());
-            Ok(Devices::All)
+            Ok(DevicesToShare::All)
         }
         Value::Array(_) => {
             let listed = place.list()?;
             let named = listed.iter().filter(|entry| !entry.value.is_null());
-            let text = |entry: &Place<'_>| match (entry.value, integer(entry.value)) {
+            let text = |entry: &PlacedValue<'_>| match (entry.value, integer(entry.value)) {
                 (Value::String(text), _) => Ok(text.clone()),
                 (_, Some(index)) if index >= 0 => Ok(index.to_string()),
                 _ => Err(entry.wrong("an index (0, \"0:1\") or a UUID (GPU-…, MIG-…)")),
             };
-            Ok(Devices::List(named.map(text).collect::<Result<_, _>>()?))
+            Ok(DevicesToShare::List(named.map(text).collect::<Result<_, _>>()?))
         }
         Value::Number(_) => match integer(place.value) {
             Some(..1) => {
                 let text = format!("devices set as '{found}' but a count of devices must be > 0");
                 Err(place.refused(text, write))
             }
-            Some(count) => Ok(Devices::Count(u32::try_from(count).unwrap_or(u32::MAX))),
+            Some(count) => Ok(DevicesToShare::Count(u32::try_from(count).unwrap_or(u32::MAX))),
             None => Err(place.refused(format!("unrecognized type for devices spec: {found}"), write)),
         },
         _ => Err(place.refused(format!("unrecognized type for devices spec: {found}"), write)),
     }
 }
 
-fn imex(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<Imex, Error> {
-    let number = |entry: Place<'_>| entry.clone().integer()?.ok_or_else(|| entry.wrong("the number of a channel"));
-    let ids = |place: Place<'_>| {
+fn imex(mut section: Section<'_>, warnings: &mut Vec<String>) -> Result<ImexSection, Error> {
+    let number = |entry: PlacedValue<'_>| entry.clone().integer()?.ok_or_else(|| entry.wrong("the number of a channel"));
+    let ids = |place: PlacedValue<'_>| {
         let ids = place.list()?.into_iter().map(number);
         ids.collect::<Result<Vec<i64>, Error>>().map(Some)
     };
-    let imex = Imex {
+    let imex = ImexSection {
         channel_ids: section.read("channelIDs", ids)?,
-        required: section.read("required", Place::boolean)?,
+        required: section.read("required", PlacedValue::boolean)?,
     };
     section.end(warnings);
     Ok(imex)

@@ -10,7 +10,7 @@ mod config_manager;
 
 /// The NVIDIA program whose flags are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Program {
+pub enum NvidiaProgram {
     /// `nvidia-device-plugin`.
     DevicePlugin,
     /// `gpu-feature-discovery`.
@@ -21,14 +21,14 @@ pub enum Program {
     MpsControlDaemon,
 }
 
-impl Program {
+impl NvidiaProgram {
     /// Return the program that is invoked under this name, which may be a path.
-    pub fn named(argv0: &str) -> Option<Program> {
+    pub fn named(argv0: &str) -> Option<NvidiaProgram> {
         match argv0.rsplit('/').next() {
-            Some("nvidia-device-plugin") => Some(Program::DevicePlugin),
-            Some("gpu-feature-discovery") => Some(Program::FeatureDiscovery),
-            Some("config-manager") => Some(Program::ConfigManager),
-            Some("mps-control-daemon") => Some(Program::MpsControlDaemon),
+            Some("nvidia-device-plugin") => Some(NvidiaProgram::DevicePlugin),
+            Some("gpu-feature-discovery") => Some(NvidiaProgram::FeatureDiscovery),
+            Some("config-manager") => Some(NvidiaProgram::ConfigManager),
+            Some("mps-control-daemon") => Some(NvidiaProgram::MpsControlDaemon),
             _ => None,
         }
     }
@@ -36,25 +36,25 @@ impl Program {
     /// Return the program's name.
     pub fn name(self) -> &'static str {
         match self {
-            Program::DevicePlugin => "nvidia-device-plugin",
-            Program::FeatureDiscovery => "gpu-feature-discovery",
-            Program::ConfigManager => "config-manager",
-            Program::MpsControlDaemon => "mps-control-daemon",
+            NvidiaProgram::DevicePlugin => "nvidia-device-plugin",
+            NvidiaProgram::FeatureDiscovery => "gpu-feature-discovery",
+            NvidiaProgram::ConfigManager => "config-manager",
+            NvidiaProgram::MpsControlDaemon => "mps-control-daemon",
         }
     }
 
     fn about(self) -> &'static str {
         match self {
-            Program::DevicePlugin => {
+            NvidiaProgram::DevicePlugin => {
                 "Offer this node's NVIDIA GPUs to the kubelet. Divvy's replacement of NVIDIA's device plugin."
             }
-            Program::FeatureDiscovery => {
+            NvidiaProgram::FeatureDiscovery => {
                 "Describe this node's NVIDIA GPUs in node labels. Divvy's replacement of NVIDIA's GPU feature discovery."
             }
-            Program::ConfigManager => {
+            NvidiaProgram::ConfigManager => {
                 "Choose this node's configuration file by a node label. Divvy's replacement of NVIDIA's config-manager."
             }
-            Program::MpsControlDaemon => {
+            NvidiaProgram::MpsControlDaemon => {
                 "Run CUDA's Multi-Process Service for the GPUs that this node shares through it. Divvy's replacement of NVIDIA's MPS control daemon."
             }
         }
@@ -67,7 +67,7 @@ impl Program {
             .map(|flag| format!("  {}: {}", flag.env.join(", "), flag.help))
             .collect();
         match self {
-            Program::ConfigManager => config_manager::MORE.to_owned(),
+            NvidiaProgram::ConfigManager => config_manager::MORE.to_owned(),
             _ if variables.is_empty() => String::new(),
             _ => format!("Environment variables without a flag:\n{}", variables.join("\n")),
         }
@@ -76,7 +76,7 @@ impl Program {
 
 /// The kind of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FlagKind {
     Text,
     Bool,
     /// Several values, separated by commas or given by repeating the flag.
@@ -91,30 +91,34 @@ struct Flag {
     aliases: &'static [&'static str],
     /// The environment variables of the flag. The first one that is set counts.
     env: &'static [&'static str],
-    kind: Kind,
+    kind: FlagKind,
     /// The programs that have the flag.
-    programs: &'static [Program],
+    programs: &'static [NvidiaProgram],
     help: &'static str,
 }
 
-const PLUGIN: &[Program] = &[Program::DevicePlugin];
-const DISCOVERY: &[Program] = &[Program::FeatureDiscovery];
-const BOTH: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery];
-const WITH_CLUSTER: &[Program] = &[Program::FeatureDiscovery, Program::ConfigManager];
+const PLUGIN: &[NvidiaProgram] = &[NvidiaProgram::DevicePlugin];
+const DISCOVERY: &[NvidiaProgram] = &[NvidiaProgram::FeatureDiscovery];
+const BOTH: &[NvidiaProgram] = &[NvidiaProgram::DevicePlugin, NvidiaProgram::FeatureDiscovery];
+const WITH_CLUSTER: &[NvidiaProgram] = &[NvidiaProgram::FeatureDiscovery, NvidiaProgram::ConfigManager];
 /// The programs that read a configuration file.
-const CONFIGURED: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery, Program::MpsControlDaemon];
-const ALL: &[Program] = &[
-    Program::DevicePlugin,
-    Program::FeatureDiscovery,
-    Program::ConfigManager,
-    Program::MpsControlDaemon,
+const CONFIGURED: &[NvidiaProgram] = &[
+    NvidiaProgram::DevicePlugin,
+    NvidiaProgram::FeatureDiscovery,
+    NvidiaProgram::MpsControlDaemon,
+];
+const ALL: &[NvidiaProgram] = &[
+    NvidiaProgram::DevicePlugin,
+    NvidiaProgram::FeatureDiscovery,
+    NvidiaProgram::ConfigManager,
+    NvidiaProgram::MpsControlDaemon,
 ];
 
 const fn flag(
     name: &'static str,
     env: &'static [&'static str],
-    kind: Kind,
-    programs: &'static [Program],
+    kind: FlagKind,
+    programs: &'static [NvidiaProgram],
     help: &'static str,
 ) -> Flag {
     Flag {
@@ -131,7 +135,7 @@ const fn with_alias(flag: Flag, aliases: &'static [&'static str]) -> Flag {
     Flag { aliases, ..flag }
 }
 
-use Kind::{Bool, List, Number, Text};
+use FlagKind::{Bool, List, Number, Text};
 
 const FLAGS: [Flag; 37] = [
     flag(
@@ -412,7 +416,7 @@ const MOUNT_SHM: &str = "mount-shm";
 /// A program's arguments and environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
-    program: Program,
+    program: NvidiaProgram,
     is_mount_shm: bool,
     /// The values from flags and variables, by the flag's name.
     given: BTreeMap<&'static str, Given>,
@@ -430,7 +434,7 @@ struct Given {
 
 /// A reason to end the program at once. The text is its help, its version, or what is wrong with its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stop {
+pub struct EarlyExit {
     /// The text to print.
     pub text: String,
     /// Whether the arguments are wrong. If so, the text belongs on standard error, and the program fails.
@@ -444,13 +448,13 @@ impl Invocation {
     /// # Errors
     /// Fails if the arguments ask for help or for the version, or if they are wrong.
     pub fn parse(
-        program: Program,
+        program: NvidiaProgram,
         version: &'static str,
         arguments: &[String],
         environment: &Environment,
-    ) -> Result<Invocation, Stop> {
-        let says = |text: String| Stop { text, is_error: false };
-        let wrong = |text: String| Stop {
+    ) -> Result<Invocation, EarlyExit> {
+        let says = |text: String| EarlyExit { text, is_error: false };
+        let wrong = |text: String| EarlyExit {
             text: format!("error: {text}; {} --help lists the flags\n", program.name()),
             is_error: true,
         };
@@ -486,7 +490,7 @@ impl Invocation {
             };
             given.entry(flag.name).or_default().values.push(value.to_owned());
         };
-        let is_mount_shm = program == Program::MpsControlDaemon && first.is_some_and(|word| word == MOUNT_SHM);
+        let is_mount_shm = program == NvidiaProgram::MpsControlDaemon && first.is_some_and(|word| word == MOUNT_SHM);
         if first.is_some_and(|word| word == "help" || word == "h") {
             return Err(help());
         }
@@ -517,7 +521,7 @@ impl Invocation {
         })
     }
 
-    pub(crate) fn without_flags(program: Program) -> Invocation {
+    pub(crate) fn without_flags(program: NvidiaProgram) -> Invocation {
         Invocation {
             program,
             is_mount_shm: false,
@@ -526,7 +530,7 @@ impl Invocation {
         }
     }
 
-    pub(crate) fn program(&self) -> Program {
+    pub(crate) fn program(&self) -> NvidiaProgram {
         self.program
     }
 
@@ -588,7 +592,7 @@ impl Invocation {
     }
 }
 
-fn of(program: Program) -> impl Iterator<Item = &'static Flag> {
+fn of(program: NvidiaProgram) -> impl Iterator<Item = &'static Flag> {
     let flags = FLAGS.iter().chain(&config_manager::FLAGS);
     flags.filter(move |flag| flag.programs.contains(&program))
 }
@@ -599,8 +603,8 @@ fn is_variable_only(flag: &Flag) -> bool {
 
 impl Flag {
     /// Return the names of the flag's variables. Variables that begin with `GFD_` are only for GPU feature discovery.
-    fn variables(&self, program: Program) -> impl Iterator<Item = &'static str> {
-        let is_for = move |name: &&str| program == Program::FeatureDiscovery || !name.starts_with("GFD_");
+    fn variables(&self, program: NvidiaProgram) -> impl Iterator<Item = &'static str> {
+        let is_for = move |name: &&str| program == NvidiaProgram::FeatureDiscovery || !name.starts_with("GFD_");
         self.env.iter().copied().filter(is_for)
     }
 
@@ -613,7 +617,7 @@ impl Flag {
     }
 
     /// Return the value of the first variable that is set. It may be set to nothing.
-    fn from(&self, program: Program, environment: &Environment) -> Option<Given> {
+    fn from(&self, program: NvidiaProgram, environment: &Environment) -> Option<Given> {
         let mut set = self
             .variables(program)
             .filter_map(|name| Some((name, environment.get(name)?)));
@@ -624,7 +628,7 @@ impl Flag {
         })
     }
 
-    fn argument(&self, program: Program) -> Arg {
+    fn argument(&self, program: NvidiaProgram) -> Arg {
         let variables: Vec<&str> = self.variables(program).collect();
         let argument = Arg::new(self.name)
             .long(self.name)
@@ -643,10 +647,10 @@ impl Flag {
 }
 
 /// Return the program's grammar, from which the help is made.
-fn command(program: Program, version: &'static str) -> Command {
+fn command(program: NvidiaProgram, version: &'static str) -> Command {
     let mount = Command::new(MOUNT_SHM).about("Mount the memory that the processes of MPS share at /mps/shm, and end");
     Command::new(program.name())
-        .subcommands((program == Program::MpsControlDaemon).then_some(mount))
+        .subcommands((program == NvidiaProgram::MpsControlDaemon).then_some(mount))
         .disable_help_subcommand(true)
         .disable_version_flag(true)
         .about(program.about())
@@ -668,7 +672,7 @@ fn command(program: Program, version: &'static str) -> Command {
 
 /// Return the names of all flags of a program, without settings that have only a variable.
 #[cfg(test)]
-pub(crate) fn names(program: Program) -> Vec<&'static str> {
+pub(crate) fn names(program: NvidiaProgram) -> Vec<&'static str> {
     of(program)
         .filter(|flag| !is_variable_only(flag))
         .map(|flag| flag.name)
@@ -679,7 +683,7 @@ pub(crate) fn names(program: Program) -> Vec<&'static str> {
 mod tests {
     use super::*;
 
-    fn parse(program: Program, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Invocation, Stop> {
+    fn parse(program: NvidiaProgram, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Invocation, EarlyExit> {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let environment = environment
             .iter()
@@ -690,14 +694,14 @@ mod tests {
     #[test]
     fn the_name_of_the_program_selects_its_flags() {
         for (name, program) in [
-            ("/usr/bin/nvidia-device-plugin", Some(Program::DevicePlugin)),
-            ("nvidia-device-plugin", Some(Program::DevicePlugin)),
-            ("/usr/bin/gpu-feature-discovery", Some(Program::FeatureDiscovery)),
-            ("config-manager", Some(Program::ConfigManager)),
+            ("/usr/bin/nvidia-device-plugin", Some(NvidiaProgram::DevicePlugin)),
+            ("nvidia-device-plugin", Some(NvidiaProgram::DevicePlugin)),
+            ("/usr/bin/gpu-feature-discovery", Some(NvidiaProgram::FeatureDiscovery)),
+            ("config-manager", Some(NvidiaProgram::ConfigManager)),
             ("divvy-agent", None),
             ("", None),
         ] {
-            assert_eq!(Program::named(name), program, "{name}");
+            assert_eq!(NvidiaProgram::named(name), program, "{name}");
         }
     }
 
@@ -715,12 +719,12 @@ mod tests {
                 "--pass-device-specs",
             ],
         ] {
-            let parsed = parse(Program::DevicePlugin, arguments, &[]).expect("arguments");
+            let parsed = parse(NvidiaProgram::DevicePlugin, arguments, &[]).expect("arguments");
             assert_eq!(parsed.text("mig-strategy"), Some("mixed"), "{arguments:?}");
             assert_eq!(parsed.boolean("pass-device-specs"), Ok(Some(true)), "{arguments:?}");
         }
         let lists = parse(
-            Program::DevicePlugin,
+            NvidiaProgram::DevicePlugin,
             &[
                 "--device-list-strategy=envvar,cdi-cri",
                 "--device-list-strategy",
@@ -732,23 +736,23 @@ mod tests {
             lists.expect("arguments").list("device-list-strategy"),
             Some(vec!["envvar".to_owned(), "cdi-cri".to_owned(), "volume-mounts".to_owned()])
         );
-        let output = parse(Program::FeatureDiscovery, &["-o", "", "--oneshot"], &[]).expect("arguments");
+        let output = parse(NvidiaProgram::FeatureDiscovery, &["-o", "", "--oneshot"], &[]).expect("arguments");
         assert_eq!(output.text("output-file"), Some(""));
     }
 
     #[test]
     fn the_first_variable_that_is_set_counts_and_a_flag_wins() {
         let environment = [("MIG_STRATEGY", "single"), ("KUBELET_SOCKET", ""), ("IMEX_CHANNEL_IDS", "")];
-        let parsed = parse(Program::DevicePlugin, &[], &environment).expect("no arguments");
+        let parsed = parse(NvidiaProgram::DevicePlugin, &[], &environment).expect("no arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("single"));
         assert_eq!((parsed.text("mps-root"), parsed.text("kubelet-socket")), (None, Some("")));
         assert_eq!(parsed.list("imex-channel-ids"), None);
-        let parsed = parse(Program::DevicePlugin, &["--mig-strategy=mixed"], &environment).expect("arguments");
+        let parsed = parse(NvidiaProgram::DevicePlugin, &["--mig-strategy=mixed"], &environment).expect("arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("mixed"));
         let both = [("GFD_MIG_STRATEGY", "none"), ("MIG_STRATEGY", "single")];
-        let parsed = parse(Program::FeatureDiscovery, &[], &both).expect("no arguments");
+        let parsed = parse(NvidiaProgram::FeatureDiscovery, &[], &both).expect("no arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("none"));
-        let parsed = parse(Program::DevicePlugin, &[], &both).expect("no arguments");
+        let parsed = parse(NvidiaProgram::DevicePlugin, &[], &both).expect("no arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("single"));
         // As with NVIDIA's programs, a variable that is set to nothing has a value.
         let empty = [
@@ -758,7 +762,7 @@ mod tests {
             ("FAIL_ON_INIT_ERROR", ""),
             ("CONFIG_FILE", ""),
         ];
-        let parsed = parse(Program::FeatureDiscovery, &[], &empty).expect("no arguments");
+        let parsed = parse(NvidiaProgram::FeatureDiscovery, &[], &empty).expect("no arguments");
         assert_eq!((parsed.text("mig-strategy"), parsed.config_file()), (Some(""), None));
         assert_eq!(parsed.boolean("fail-on-init-error"), Ok(Some(false)));
     }
@@ -774,7 +778,7 @@ mod tests {
             (&["-"], false, Some("-")),
             (&["--mps-root", "--pass-device-specs"], false, None),
         ] {
-            let parsed = parse(Program::DevicePlugin, arguments, &[]).expect("arguments");
+            let parsed = parse(NvidiaProgram::DevicePlugin, arguments, &[]).expect("arguments");
             let set = parsed.boolean("pass-device-specs").map(Option::unwrap_or_default);
             assert_eq!((set, parsed.ignored.as_deref()), (Ok(is_set), ignored), "{arguments:?}");
             assert_eq!(parsed.warning().is_some(), ignored.is_some(), "{arguments:?}");
@@ -810,7 +814,7 @@ mod tests {
             (&["--version"], false, "nvidia-device-plugin 1.2.3"),
             (&["-v"], false, "nvidia-device-plugin 1.2.3"),
         ] {
-            let stop = parse(Program::DevicePlugin, arguments, &[]).expect_err("stop");
+            let stop = parse(NvidiaProgram::DevicePlugin, arguments, &[]).expect_err("stop");
             assert!(
                 stop.is_error == is_error && stop.text.contains(part),
                 "{arguments:?}: {stop:?}"
@@ -833,7 +837,7 @@ mod tests {
                 "invalid boolean value \"\" for -gds-enabled: parse error; write true or false",
             ),
         ] {
-            let parsed = parse(Program::DevicePlugin, arguments, variables).expect("arguments");
+            let parsed = parse(NvidiaProgram::DevicePlugin, arguments, variables).expect("arguments");
             let error = parsed.boolean("gds-enabled").expect_err("no boolean").to_string();
             assert_eq!(error, expected);
         }
@@ -841,24 +845,32 @@ mod tests {
 
     #[test]
     fn help_names_every_flag_its_default_and_its_variable() {
-        insta::assert_snapshot!(command(Program::DevicePlugin, "1.2.3").term_width(130).render_help());
-        insta::assert_snapshot!(command(Program::FeatureDiscovery, "1.2.3").term_width(130).render_help());
-        insta::assert_snapshot!(command(Program::ConfigManager, "1.2.3").term_width(130).render_help());
-        insta::assert_snapshot!(command(Program::MpsControlDaemon, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(command(NvidiaProgram::DevicePlugin, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(
+            command(NvidiaProgram::FeatureDiscovery, "1.2.3")
+                .term_width(130)
+                .render_help()
+        );
+        insta::assert_snapshot!(command(NvidiaProgram::ConfigManager, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(
+            command(NvidiaProgram::MpsControlDaemon, "1.2.3")
+                .term_width(130)
+                .render_help()
+        );
     }
 
     #[test]
     fn only_the_mps_control_daemon_has_mount_shm() {
         let parsed = |program, arguments| parse(program, arguments, &[]).map(|parsed| parsed.is_mount_shm());
-        assert_eq!(parsed(Program::MpsControlDaemon, &["mount-shm"]), Ok(true));
-        assert_eq!(parsed(Program::MpsControlDaemon, &["--mig-strategy=none"]), Ok(false));
+        assert_eq!(parsed(NvidiaProgram::MpsControlDaemon, &["mount-shm"]), Ok(true));
+        assert_eq!(parsed(NvidiaProgram::MpsControlDaemon, &["--mig-strategy=none"]), Ok(false));
         for (program, arguments) in [
-            (Program::DevicePlugin, &["mount-shm"][..]),
-            (Program::MpsControlDaemon, &["mount"]),
+            (NvidiaProgram::DevicePlugin, &["mount-shm"][..]),
+            (NvidiaProgram::MpsControlDaemon, &["mount"]),
         ] {
             assert_eq!(parsed(program, arguments), Ok(false), "{program:?} {arguments:?}");
         }
-        let unknown = parsed(Program::MpsControlDaemon, &["--mps-root=/x"]);
+        let unknown = parsed(NvidiaProgram::MpsControlDaemon, &["--mps-root=/x"]);
         assert!(unknown.is_err_and(|stop| stop.is_error));
     }
 }

@@ -26,13 +26,13 @@ mod value;
 use std::collections::BTreeMap;
 
 pub use error::Error;
-pub use flags::{Invocation, Program, Stop};
+pub use flags::{EarlyExit, Invocation, NvidiaProgram};
 pub use manager::{ConfigManager, SignalTo};
 pub use select::{Available, Chosen, Fallback, Selection, Unlabelled, select};
 pub use value::{
-    Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
-    ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
-    SleepInterval,
+    DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, NvidiaConfig,
+    NvidiaMigStrategy, ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing,
+    SharingStrategy, SleepInterval,
 };
 
 /// The environment variables of a program.

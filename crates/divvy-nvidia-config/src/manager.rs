@@ -83,7 +83,7 @@ impl Invocation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Environment, Program};
+    use crate::{Environment, NvidiaProgram};
 
     fn of(arguments: &[&str], variables: &[(&str, &str)]) -> Result<ConfigManager, Error> {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
@@ -91,7 +91,7 @@ mod tests {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let environment: Environment = pairs.collect();
-        Invocation::parse(Program::ConfigManager, "1", &arguments, &environment)
+        Invocation::parse(NvidiaProgram::ConfigManager, "1", &arguments, &environment)
             .expect("arguments")
             .config_manager()
     }

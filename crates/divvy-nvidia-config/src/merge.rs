@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use crate::duration::{self, WrongDuration};
-use crate::file::{Devices, File, Interval, Pattern, Replicated, Shared, parse};
+use crate::file::{DevicesToShare, Interval, PatternEntry, PluginConfigFile, Replicated, SharedResource, parse};
 use crate::value::{
-    Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
-    ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
-    SleepInterval,
+    DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, NvidiaConfig,
+    NvidiaMigStrategy, ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing,
+    SharingStrategy, SleepInterval,
 };
-use crate::{Error, Invocation, Program};
+use crate::{Error, Invocation, NvidiaProgram};
 
 const GPU: &str = "nvidia.com/gpu";
 const PREFIX: &str = "nvidia.com/";
@@ -24,22 +24,22 @@ impl Invocation {
     ///
     /// # Errors
     /// Fails if a value is not allowed, or if the file cannot be parsed.
-    pub fn config(&self, file: Option<&str>) -> Result<(Config, Vec<String>), Error> {
+    pub fn config(&self, file: Option<&str>) -> Result<(NvidiaConfig, Vec<String>), Error> {
         let (file, warnings) = parse(file.unwrap_or_default())?;
         config(self, file, warnings)
     }
 }
 
-impl Default for Config {
+impl Default for NvidiaConfig {
     /// Return what the programs use without flags, variables, and a file.
-    fn default() -> Config {
-        let none = Invocation::without_flags(Program::FeatureDiscovery);
+    fn default() -> NvidiaConfig {
+        let none = Invocation::without_flags(NvidiaProgram::FeatureDiscovery);
         let (config, _) = none.config(None).expect("the defaults are allowed");
         config
     }
 }
 
-fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(Config, Vec<String>), Error> {
+fn config(given: &Invocation, file: PluginConfigFile, mut warnings: Vec<String>) -> Result<(NvidiaConfig, Vec<String>), Error> {
     let flags = &file.flags;
     let text = |flag: &str, file: &Option<String>, default: &str| -> String {
         given.text(flag).or(file.as_deref()).unwrap_or(default).to_owned()
@@ -59,8 +59,8 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         empty if empty.is_empty() => driver_root.clone(),
         given => given,
     };
-    let plugin = [Program::DevicePlugin];
-    let mut checked = Checked {
+    let plugin = [NvidiaProgram::DevicePlugin];
+    let mut checked = CheckedValues {
         given,
         warnings: &mut warnings,
     };
@@ -85,12 +85,12 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     let shared_devices_policy = checked.by(&plugin, policy, SharedDevicesPolicy::default)?;
     let mig_text = text("mig-strategy", &flags.mig_strategy, "none");
     let mps_root = text("mps-root", &flags.mps_root, "");
-    if sharing.strategy == SharingStrategy::Mps && given.program() != Program::FeatureDiscovery {
+    if sharing.strategy == SharingStrategy::Mps && given.program() != NvidiaProgram::FeatureDiscovery {
         if mig_text == "mixed" {
             return Err(Error::flags("using --mig-strategy=mixed is not supported with MPS"));
         }
         // The other programs read the same file, and do not need the root on the host.
-        if mps_root.is_empty() && given.program() == Program::DevicePlugin {
+        if mps_root.is_empty() && given.program() == NvidiaProgram::DevicePlugin {
             return Err(Error::flags("using MPS requires --mps-root to be specified"));
         }
     }
@@ -101,25 +101,25 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         ("auto", _) => Ok(Discovery::Auto),
         ("nvml", _) => Ok(Discovery::Nvml),
         ("tegra", _) => Ok(Discovery::Tegra),
-        ("vfio", Program::FeatureDiscovery) => Ok(Discovery::Vfio),
+        ("vfio", NvidiaProgram::FeatureDiscovery) => Ok(Discovery::Vfio),
         (other, _) => Err(WrongValue::Discovery(other.to_owned())),
     };
-    let discovers = [Program::DevicePlugin, Program::FeatureDiscovery];
+    let discovers = [NvidiaProgram::DevicePlugin, NvidiaProgram::FeatureDiscovery];
     let discovery = checked.by(&discovers, discovery, Discovery::default)?;
     let mig_strategy = match mig_text.as_str() {
-        "none" => Ok(MigStrategy::None),
-        "single" => Ok(MigStrategy::Single),
-        "mixed" => Ok(MigStrategy::Mixed),
+        "none" => Ok(NvidiaMigStrategy::None),
+        "single" => Ok(NvidiaMigStrategy::Single),
+        "mixed" => Ok(NvidiaMigStrategy::Mixed),
         other => Err(WrongValue::MigStrategy(other.to_owned())),
     };
-    let mig_strategy = checked.by(&discovers, mig_strategy, MigStrategy::default)?;
+    let mig_strategy = checked.by(&discovers, mig_strategy, NvidiaMigStrategy::default)?;
     let imex = imex(
         &channel_ids(given, &file)?,
         boolean("imex-required", file.imex.required, false)?,
     );
     let imex = checked.by(&plugin, imex, Imex::default)?;
     let sleep_interval = sleep_interval(given, flags.gfd.sleep_interval, &mut warnings)?;
-    let config = Config {
+    let config = NvidiaConfig {
         mig_strategy,
         fail_on_init_error: boolean("fail-on-init-error", flags.fail_on_init_error, true)?,
         driver_root,
@@ -162,9 +162,9 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         resources: Resources {
             gpus: patterns(&file.resources.gpus, &[("*", GPU)])?,
             mig: match mig_strategy {
-                MigStrategy::Single => patterns(&file.resources.mig, &[("*", GPU)])?,
+                NvidiaMigStrategy::Single => patterns(&file.resources.mig, &[("*", GPU)])?,
                 // The names follow from the profiles.
-                MigStrategy::None | MigStrategy::Mixed => patterns(&file.resources.mig, &[])?,
+                NvidiaMigStrategy::None | NvidiaMigStrategy::Mixed => patterns(&file.resources.mig, &[])?,
             },
         },
         sharing,
@@ -196,18 +196,23 @@ enum WrongValue {
 }
 
 /// Checks values that several programs read from the same file, although only some of them use the value.
-struct Checked<'c> {
+struct CheckedValues<'c> {
     given: &'c Invocation,
     warnings: &'c mut Vec<String>,
 }
 
-impl Checked<'_> {
+impl CheckedValues<'_> {
     /// Refuse a wrong value if the program is among `users`. The other programs start without it, as NVIDIA's do.
-    fn by<T>(&mut self, users: &[Program], value: Result<T, WrongValue>, otherwise: impl FnOnce() -> T) -> Result<T, Error> {
+    fn by<T>(
+        &mut self,
+        users: &[NvidiaProgram],
+        value: Result<T, WrongValue>,
+        otherwise: impl FnOnce() -> T,
+    ) -> Result<T, Error> {
         match (value, self.given.program()) {
             (Ok(value), _) => Ok(value),
             // GPU feature discovery says in addition what it was doing.
-            (Err(wrong), Program::FeatureDiscovery) if users.contains(&Program::FeatureDiscovery) => {
+            (Err(wrong), NvidiaProgram::FeatureDiscovery) if users.contains(&NvidiaProgram::FeatureDiscovery) => {
                 Err(Error::Load(Error::flags(wrong.to_string()).to_string()))
             }
             (Err(wrong), program) if users.contains(&program) => Err(Error::flags(wrong.to_string())),
@@ -275,7 +280,7 @@ fn sleep_interval(given: &Invocation, file: Option<Interval>, warnings: &mut Vec
 
 /// Return the patterns of the file and then `default`, which names what no pattern of the file matches. So NVIDIA's plugin completes the
 /// patterns (AddDefaultResourcesToConfig in internal/rm).
-fn patterns(file: &[Pattern], default: &[(&str, &str)]) -> Result<Vec<ResourcePattern>, Error> {
+fn patterns(file: &[PatternEntry], default: &[(&str, &str)]) -> Result<Vec<ResourcePattern>, Error> {
     let given = file.iter().map(|entry| (entry.pattern.as_str(), entry.name.as_str()));
     let has_all = file.iter().any(|entry| entry.pattern == "*");
     let default = default.iter().copied().filter(|_| !has_all);
@@ -344,7 +349,7 @@ fn shared(strategy: SharingStrategy, section: &Replicated) -> Result<Sharing, Er
     })
 }
 
-fn replicated(entry: &Shared, rename_by_default: bool) -> Result<ReplicatedResource, Error> {
+fn replicated(entry: &SharedResource, rename_by_default: bool) -> Result<ReplicatedResource, Error> {
     let name = resource_name(&entry.name)?;
     let replicas = match entry.replicas {
         ..2 => return Err(Error::decoding("number of replicas must be >= 2")),
@@ -369,7 +374,7 @@ fn replicated(entry: &Shared, rename_by_default: bool) -> Result<ReplicatedResou
     })
 }
 
-fn devices(given: &Devices) -> Result<ReplicatedDevices, Error> {
+fn devices(given: &DevicesToShare) -> Result<ReplicatedDevices, Error> {
     let one = |text: &String| {
         reference(text).ok_or_else(|| {
             Error::decoding(format!(
@@ -378,9 +383,9 @@ fn devices(given: &Devices) -> Result<ReplicatedDevices, Error> {
         })
     };
     match given {
-        Devices::All => Ok(ReplicatedDevices::All),
-        Devices::Count(count) => Ok(ReplicatedDevices::Count(*count)),
-        Devices::List(list) => list.iter().map(one).collect::<Result<_, _>>().map(ReplicatedDevices::List),
+        DevicesToShare::All => Ok(ReplicatedDevices::All),
+        DevicesToShare::Count(count) => Ok(ReplicatedDevices::Count(*count)),
+        DevicesToShare::List(list) => list.iter().map(one).collect::<Result<_, _>>().map(ReplicatedDevices::List),
     }
 }
 
@@ -394,7 +399,7 @@ fn reference(text: &str) -> Option<DeviceReference> {
     }
 }
 
-fn channel_ids(given: &Invocation, file: &File) -> Result<Vec<i64>, Error> {
+fn channel_ids(given: &Invocation, file: &PluginConfigFile) -> Result<Vec<i64>, Error> {
     const FLAG: &str = "imex-channel-ids";
     let Some(words) = given.list(FLAG) else {
         return Ok(file.imex.channel_ids.clone().unwrap_or_default());
@@ -419,13 +424,18 @@ fn imex(ids: &[i64], required: bool) -> Result<Imex, WrongValue> {
 mod tests {
 
     use super::*;
-    use crate::{Program, flags};
+    use crate::{NvidiaProgram, flags};
 
-    fn load(arguments: &[&str], variables: &[(&str, &str)], file: &str) -> Result<(Config, Vec<String>), Error> {
-        of(Program::DevicePlugin, arguments, variables, file)
+    fn load(arguments: &[&str], variables: &[(&str, &str)], file: &str) -> Result<(NvidiaConfig, Vec<String>), Error> {
+        of(NvidiaProgram::DevicePlugin, arguments, variables, file)
     }
 
-    fn of(program: Program, arguments: &[&str], variables: &[(&str, &str)], file: &str) -> Result<(Config, Vec<String>), Error> {
+    fn of(
+        program: NvidiaProgram,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+        file: &str,
+    ) -> Result<(NvidiaConfig, Vec<String>), Error> {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let variables = variables
             .iter()
@@ -434,7 +444,7 @@ mod tests {
         invocation.config(Some(file))
     }
 
-    fn config(file: &str) -> Config {
+    fn config(file: &str) -> NvidiaConfig {
         load(&[], &[], file).expect("a configuration").0
     }
 
@@ -694,23 +704,24 @@ mod tests {
     #[test]
     fn each_program_checks_only_what_it_uses() {
         let file = "flags: {migStrategy: a, deviceDiscoveryStrategy: b, plugin: {deviceListStrategy: c, deviceIDStrategy: d}}\nimex: {channelIDs: [2]}";
-        let (read, warnings) = of(Program::MpsControlDaemon, &[], &[], file).expect("a configuration");
-        assert_eq!((read, warnings.len()), (Config::default(), 5), "{warnings:?}");
+        let (read, warnings) = of(NvidiaProgram::MpsControlDaemon, &[], &[], file).expect("a configuration");
+        assert_eq!((read, warnings.len()), (NvidiaConfig::default(), 5), "{warnings:?}");
         assert_eq!(
             warnings[0],
             "invalid --device-list-strategy option: invalid strategy: c; write envvar, volume-mounts, cdi-annotations, or cdi-cri; mps-control-daemon ignores it"
         );
         let error = |program, file| of(program, &[], &[], file).expect_err("refused").to_string();
         assert!(
-            error(Program::DevicePlugin, file).starts_with("unable to validate flags: invalid --device-list-strategy option: ")
+            error(NvidiaProgram::DevicePlugin, file)
+                .starts_with("unable to validate flags: invalid --device-list-strategy option: ")
         );
         assert!(
-            error(Program::FeatureDiscovery, file)
+            error(NvidiaProgram::FeatureDiscovery, file)
                 .starts_with("unable to load config: unable to validate flags: invalid --device-discovery-strategy option b")
         );
         let file = "flags: {plugin: {deviceListStrategy: c, deviceIDStrategy: d}}\nimex: {channelIDs: [2]}";
         assert_eq!(
-            of(Program::FeatureDiscovery, &[], &[], file)
+            of(NvidiaProgram::FeatureDiscovery, &[], &[], file)
                 .expect("a configuration")
                 .1
                 .len(),
@@ -772,7 +783,7 @@ mod tests {
         ] {
             let name = flag.trim_start_matches("--").split('=').next().unwrap_or_default();
             let error = |arguments: &[&str], variables: &[(&str, &str)]| {
-                of(Program::FeatureDiscovery, arguments, variables, "")
+                of(NvidiaProgram::FeatureDiscovery, arguments, variables, "")
                     .expect_err(flag)
                     .to_string()
             };
@@ -785,12 +796,12 @@ mod tests {
             assert_eq!(error(&[], &[(variable, value)]), by_variable);
         }
         let fine = of(
-            Program::FeatureDiscovery,
+            NvidiaProgram::FeatureDiscovery,
             &["--kube-api-qps=1.5"],
             &[("KUBE_API_BURST", "")],
             "",
         );
-        assert_eq!(fine, Ok((Config::default(), Vec::new())));
+        assert_eq!(fine, Ok((NvidiaConfig::default(), Vec::new())));
     }
 
     #[test]
@@ -802,7 +813,7 @@ mod tests {
              {name: gpu, replicas: 2, replica: 3}\nextra: 1\n",
         )
         .expect("a configuration");
-        assert_eq!(read.mig_strategy, MigStrategy::Single);
+        assert_eq!(read.mig_strategy, NvidiaMigStrategy::Single);
         assert!(!read.plugin.pass_device_specs);
         assert_eq!(
             warnings,
@@ -874,7 +885,8 @@ mod tests {
     #[test]
     fn the_mps_control_daemon_refuses_mig_mixed() {
         let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
-        let read = |arguments| of(Program::MpsControlDaemon, arguments, &[], file).map(|(config, _)| config.sharing.strategy);
+        let read =
+            |arguments| of(NvidiaProgram::MpsControlDaemon, arguments, &[], file).map(|(config, _)| config.sharing.strategy);
         assert_eq!(read(&[]), Ok(SharingStrategy::Mps));
         assert_eq!(
             read(&["--mig-strategy=mixed"]),
@@ -885,9 +897,14 @@ mod tests {
     #[test]
     fn feature_discovery_does_not_need_the_root_of_mps() {
         let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
-        let read = of(Program::FeatureDiscovery, &["--device-discovery-strategy=vfio"], &[], file)
-            .expect("a configuration")
-            .0;
+        let read = of(
+            NvidiaProgram::FeatureDiscovery,
+            &["--device-discovery-strategy=vfio"],
+            &[],
+            file,
+        )
+        .expect("a configuration")
+        .0;
         assert_eq!(
             (read.sharing.strategy, read.discovery),
             (SharingStrategy::Mps, Discovery::Vfio)
@@ -983,7 +1000,7 @@ mod tests {
 
     #[test]
     fn flag_variable_file_and_default_win_in_order() {
-        let mut untested: Vec<&str> = flags::names(Program::DevicePlugin);
+        let mut untested: Vec<&str> = flags::names(NvidiaProgram::DevicePlugin);
         untested.retain(|name| !["config-file", "log-level"].contains(name));
         for (flag, variable, key, [in_file, in_variable, in_flag]) in EVERYWHERE {
             untested.retain(|name| *name != flag);
@@ -1017,7 +1034,7 @@ mod tests {
     fn feature_discovery_has_its_own_variables_and_keys() {
         let file =
             "flags: {useNodeFeatureAPI: false, gfd: {oneshot: true, noTimestamp: true, outputFile: /f, machineTypeFile: /m}}";
-        let read = of(Program::FeatureDiscovery, &[], &[("GFD_OUTPUT_FILE", "")], file)
+        let read = of(NvidiaProgram::FeatureDiscovery, &[], &[("GFD_OUTPUT_FILE", "")], file)
             .expect("a configuration")
             .0;
         let expected = FeatureDiscovery {

@@ -11,7 +11,7 @@ const SHOWN: usize = 60;
 
 /// A value and its place. The place of the whole file is empty.
 #[derive(Debug, Clone)]
-pub(crate) struct Place<'v> {
+pub(crate) struct PlacedValue<'v> {
     path: String,
     pub(crate) value: &'v Value,
 }
@@ -31,9 +31,9 @@ pub(crate) struct Section<'v> {
     left: Vec<(&'v String, &'v Value)>,
 }
 
-impl<'v> Place<'v> {
-    pub(crate) fn root(value: &'v Value) -> Place<'v> {
-        Place {
+impl<'v> PlacedValue<'v> {
+    pub(crate) fn root(value: &'v Value) -> PlacedValue<'v> {
+        PlacedValue {
             path: String::new(),
             value,
         }
@@ -68,7 +68,7 @@ impl<'v> Place<'v> {
         })
     }
 
-    pub(crate) fn list(self) -> Result<Vec<Place<'v>>, Error> {
+    pub(crate) fn list(self) -> Result<Vec<PlacedValue<'v>>, Error> {
         let list = match self.value {
             Value::Null => &[][..],
             Value::Array(list) => list,
@@ -81,7 +81,7 @@ impl<'v> Place<'v> {
                 list.len()
             )));
         }
-        let entries = list.iter().enumerate().map(|(index, value)| Place {
+        let entries = list.iter().enumerate().map(|(index, value)| PlacedValue {
             path: format!("{}[{index}]", self.path),
             value,
         });
@@ -144,14 +144,14 @@ fn cut(text: &str) -> String {
 
 impl<'v> Section<'v> {
     /// Take the value of a key. Of several spellings of the key the last one counts, as in Go.
-    pub(crate) fn take(&mut self, key: &str) -> Option<Place<'v>> {
+    pub(crate) fn take(&mut self, key: &str) -> Option<PlacedValue<'v>> {
         let keys = self.keys;
         let is_it = |(name, _): &mut (&'v String, &'v Value)| match keys {
             Keys::AnyCase => name.eq_ignore_ascii_case(key),
             Keys::Exact => *name == key,
         };
         let (_, value) = self.left.extract_if(.., is_it).last()?;
-        Some(Place {
+        Some(PlacedValue {
             path: join(&self.path, key),
             value,
         })
@@ -161,14 +161,14 @@ impl<'v> Section<'v> {
     pub(crate) fn read<T>(
         &mut self,
         key: &str,
-        read: impl FnOnce(Place<'v>) -> Result<Option<T>, Error>,
+        read: impl FnOnce(PlacedValue<'v>) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
         self.take(key).map_or(Ok(None), read)
     }
 
     /// Take a section that may be `null` or missing.
     pub(crate) fn section(&mut self, key: &str, keys: Keys) -> Result<Section<'v>, Error> {
-        let place = self.take(key).unwrap_or(Place {
+        let place = self.take(key).unwrap_or(PlacedValue {
             path: join(&self.path, key),
             value: &Value::Null,
         });
@@ -176,8 +176,8 @@ impl<'v> Section<'v> {
     }
 
     /// Take a list that may be `null` or missing.
-    pub(crate) fn list(&mut self, key: &str) -> Result<Vec<Place<'v>>, Error> {
-        self.take(key).map_or(Ok(Vec::new()), Place::list)
+    pub(crate) fn list(&mut self, key: &str) -> Result<Vec<PlacedValue<'v>>, Error> {
+        self.take(key).map_or(Ok(Vec::new()), PlacedValue::list)
     }
 
     /// Warn about the keys that are left over.

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 /// The complete configuration, from defaults, file, environment, and flags. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct NvidiaConfig {
     /// How MIG devices are offered.
-    pub mig_strategy: MigStrategy,
+    pub mig_strategy: NvidiaMigStrategy,
     /// Whether the program ends if the driver cannot be initialized. If not, the program waits.
     pub fail_on_init_error: bool,
     /// The root of the driver installation on the host.
@@ -35,7 +35,7 @@ pub struct Config {
 
 /// How MIG devices are offered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum MigStrategy {
+pub enum NvidiaMigStrategy {
     /// MIG devices are not offered.
     #[default]
     None,

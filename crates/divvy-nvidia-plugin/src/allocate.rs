@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_nvidia_config::{Config, DeviceIdStrategy, DeviceListStrategy};
+use divvy_nvidia_config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig};
 
 use crate::offer::{Unit, imex_node};
-use crate::{Error, Machine, Resource};
+use crate::{Error, OfferedResource, PluginMachine};
 
 /// What a container gets together with its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,9 +13,9 @@ pub struct Access {
     /// Environment variables.
     pub envs: BTreeMap<String, String>,
     /// Mounts.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<HostMount>,
     /// Device nodes.
-    pub devices: Vec<DeviceNode>,
+    pub devices: Vec<AccessDeviceNode>,
     /// Annotations of the container in the container runtime.
     pub annotations: BTreeMap<String, String>,
     /// Fully qualified names of CDI devices.
@@ -24,7 +24,7 @@ pub struct Access {
 
 /// A directory or file of the host that is mounted into the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
+pub struct HostMount {
     /// The path in the container.
     pub container_path: String,
     /// The path on the host.
@@ -33,7 +33,7 @@ pub struct Mount {
 
 /// A device node, which the container may read and write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceNode {
+pub struct AccessDeviceNode {
     /// The path in the container.
     pub container_path: String,
     /// The path on the host.
@@ -53,12 +53,18 @@ pub const CONTROL_NODES: [&str; 4] = [
     "/dev/nvidia-modeset",
 ];
 
-impl Resource {
+impl OfferedResource {
     /// Return what a container with these device ids gets. `unique` is a text that makes the key of the CDI annotation unique.
     ///
     /// # Errors
     /// Fails if an id does not belong to this resource, or if there are too many ids.
-    pub fn allocate(&self, config: &Config, machine: &Machine, ids: &[String], unique: &str) -> Result<Access, Error> {
+    pub fn allocate(
+        &self,
+        config: &NvidiaConfig,
+        machine: &PluginMachine,
+        ids: &[String],
+        unique: &str,
+    ) -> Result<Access, Error> {
         if self.one_per_request && ids.len() > 1 {
             return Err(Error::TooManyShared {
                 resource: self.name.clone(),
@@ -135,13 +141,13 @@ impl Resource {
         access.envs.insert(VISIBLE_DEVICES.to_owned(), VISIBLE_MOUNTS.to_owned());
         let channels = self.imex_channels.iter().map(|channel| format!("imex/{channel}"));
         let names = names.iter().map(|name| (*name).to_owned()).chain(channels);
-        access.mounts.extend(names.map(|name| Mount {
+        access.mounts.extend(names.map(|name| HostMount {
             container_path: format!("{VISIBLE_MOUNTS}/{name}"),
             host_path: "/dev/null".to_owned(),
         }));
     }
 
-    fn cdi_devices(&self, config: &Config, machine: &Machine, names: &[&str]) -> Vec<String> {
+    fn cdi_devices(&self, config: &NvidiaConfig, machine: &PluginMachine, names: &[&str]) -> Vec<String> {
         let device = |class: &str, name: &str| format!("{CDI_VENDOR}/{class}={name}");
         let mut devices: Vec<String> = names.iter().map(|name| device("gpu", name)).collect();
         if names.is_empty() {
@@ -163,7 +169,7 @@ impl Resource {
         devices
     }
 
-    fn device_nodes(&self, config: &Config, machine: &Machine, units: &[&Unit]) -> Vec<DeviceNode> {
+    fn device_nodes(&self, config: &NvidiaConfig, machine: &PluginMachine, units: &[&Unit]) -> Vec<AccessDeviceNode> {
         let control = CONTROL_NODES.into_iter().filter(|node| machine.device_nodes.contains(*node));
         let control = control.map(str::to_owned);
         let own = units.iter().flat_map(|unit| unit.nodes.iter().cloned());
@@ -173,7 +179,7 @@ impl Resource {
         let dev_root = config.dev_root.trim_end_matches('/');
         nodes
             .filter(|node| known.insert(node.clone()))
-            .map(|node| DeviceNode {
+            .map(|node| AccessDeviceNode {
                 host_path: format!("{dev_root}{node}"),
                 container_path: node,
             })
@@ -181,14 +187,14 @@ impl Resource {
     }
 
     /// Add what the container needs to reach the MPS daemon of this resource.
-    fn connect_to_mps(&self, config: &Config, access: &mut Access) {
+    fn connect_to_mps(&self, config: &NvidiaConfig, access: &mut Access) {
         let pipe = format!("/mps/{}/pipe", self.name);
         let root = config.mps_root.trim_end_matches('/');
-        access.mounts.push(Mount {
+        access.mounts.push(HostMount {
             host_path: format!("{root}/{}/pipe", self.name),
             container_path: pipe.clone(),
         });
-        access.mounts.push(Mount {
+        access.mounts.push(HostMount {
             host_path: format!("{root}/shm"),
             container_path: "/dev/shm".to_owned(),
         });

@@ -20,7 +20,7 @@
 //!   only as long as their daemon is wanted.
 //! - On a Tegra, CDI specs and MPS are refused at the start. NVIDIA's plugin makes CDI specs from the files of its container toolkit, and
 //!   waits for an MPS control daemon that cannot start without NVML.
-//! - [`Resource::preferred`] never fails. An error would reject the pod, although the kubelet can choose devices on its own.
+//! - [`OfferedResource::preferred`] never fails. An error would reject the pod, although the kubelet can choose devices on its own.
 
 mod allocate;
 mod error;
@@ -32,9 +32,9 @@ mod platform;
 mod preferred;
 mod wildcard;
 
-pub use allocate::{Access, CONTROL_NODES, DeviceNode, Mount};
+pub use allocate::{Access, AccessDeviceNode, CONTROL_NODES, HostMount};
 pub use error::Error;
 pub use health::HealthChecks;
-pub use machine::{Gpu, Machine};
-pub use offer::{Device, Offer, Resource, first_match, has_uniform_mig_devices, offer};
+pub use machine::{PluginGpu, PluginMachine};
+pub use offer::{NodeOffer, OfferedDevice, OfferedResource, first_match, has_uniform_mig_devices, offer};
 pub use platform::{FAMILY_FILE, Nvml, Platform, RELEASE_FILE, check_tegra, is_tegra_family, platform};

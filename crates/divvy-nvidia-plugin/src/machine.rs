@@ -1,12 +1,12 @@
 use std::collections::BTreeSet;
 
-use divvy_model::{Link, MiB, MigDevice};
+use divvy_model::{GpuLink, MiB, MigDevice};
 
 /// What a plugin knows about its node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct PluginMachine {
     /// The GPUs, in the order of their indices.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<PluginGpu>,
     /// The device nodes that the plugin has found in its own container, such as `/dev/nvidiactl`.
     pub device_nodes: BTreeSet<String>,
     /// The CDI classes for which a spec exists, except `gpu`: for example `imex-channel`.
@@ -15,8 +15,8 @@ pub struct Machine {
 
 /// A GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Gpu {
-    /// NVML's UUID, or a made-up name if the GPU is [`Gpu::unreadable`].
+pub struct PluginGpu {
+    /// NVML's UUID, or a made-up name if the GPU is [`PluginGpu::unreadable`].
     pub uuid: String,
     /// Whether the driver lost the GPU before any of its values could be read.
     pub unreadable: bool,
@@ -35,7 +35,7 @@ pub struct Gpu {
     /// The NUMA node.
     pub numa: Option<u32>,
     /// Connections to other GPUs.
-    pub links: Vec<Link>,
+    pub links: Vec<GpuLink>,
     /// Whether MIG is enabled; `None` if the GPU is not capable of MIG.
     pub mig: Option<bool>,
     /// The MIG devices.
@@ -46,20 +46,20 @@ pub struct Gpu {
     pub failed_mig_devices: BTreeSet<String>,
 }
 
-impl Machine {
+impl PluginMachine {
     /// Describe a GPU that the driver lost before any of its values could be read. It is offered as an unhealthy device, so that
     /// the node's capacity does not change when the GPU returns.
-    pub fn unreadable(index: u32) -> Gpu {
-        Gpu {
+    pub fn unreadable(index: u32) -> PluginGpu {
+        PluginGpu {
             uuid: format!("GPU-unreadable-{index}"),
             unreadable: true,
             index,
-            ..Gpu::default()
+            ..PluginGpu::default()
         }
     }
 }
 
-impl Gpu {
+impl PluginGpu {
     /// Report whether MIG is enabled.
     pub fn is_divided(&self) -> bool {
         self.mig == Some(true)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use divvy_model::MiB;
 
-use crate::{Error, Machine, Resource};
+use crate::{Error, OfferedResource, PluginMachine};
 
 /// A GPU that an MPS control daemon serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,51 +40,51 @@ pub struct Daemon {
 
 /// A GPU's compute mode (nvidia-smi's option `-c`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ComputeMode {
+pub enum MpsComputeMode {
     /// Any process may use the GPU.
     Default,
     /// One process may use the GPU: the MPS server.
     ExclusiveProcess,
 }
 
-impl ComputeMode {
+impl MpsComputeMode {
     /// Return nvidia-smi's name of the mode.
     pub fn name(self) -> &'static str {
         match self {
-            ComputeMode::Default => "DEFAULT",
-            ComputeMode::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+            MpsComputeMode::Default => "DEFAULT",
+            MpsComputeMode::ExclusiveProcess => "EXCLUSIVE_PROCESS",
         }
     }
 }
 
 /// A value that the control daemon is asked for, after it was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub enum MpsLimit {
     /// A part of a GPU's threads in percent.
     Threads(u32),
     /// An amount of memory.
     Memory(MiB),
 }
 
-impl std::fmt::Display for Limit {
+impl std::fmt::Display for MpsLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Limit::Threads(percent) => write!(f, "{percent} % of the threads"),
-            Limit::Memory(limit) => write!(f, "{limit}"),
+            MpsLimit::Threads(percent) => write!(f, "{percent} % of the threads"),
+            MpsLimit::Memory(limit) => write!(f, "{limit}"),
         }
     }
 }
 
-impl Limit {
+impl MpsLimit {
     /// Report whether the control daemon's answer is this limit. The program of the drivers 470 to 555 answers `25.0`, and `512M` or, from 1 GiB on, whole GiB, rounded down:
     /// `10G`. A limit that it does not know, or has refused, has another answer or none: its exit status is always 0.
     pub fn is(self, answer: &str) -> bool {
         let answer = answer.trim();
         match self {
-            Limit::Threads(percent) => answer
+            MpsLimit::Threads(percent) => answer
                 .parse::<f64>()
                 .is_ok_and(|found| (found - f64::from(percent)).abs() < 0.05),
-            Limit::Memory(limit) => match (answer.strip_suffix('G'), answer.strip_suffix('M')) {
+            MpsLimit::Memory(limit) => match (answer.strip_suffix('G'), answer.strip_suffix('M')) {
                 (Some(gib), _) => limit.0 >= 1024 && gib.parse() == Ok(limit.0 >> 10),
                 (_, Some(mib)) => mib.parse() == Ok(limit.0),
                 _ => false,
@@ -95,13 +95,13 @@ impl Limit {
 
 /// A step of a daemon's start or end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum MpsAction {
     /// Set a GPU's compute mode.
     SetComputeMode {
         /// The GPU's UUID.
         gpu: String,
         /// The mode.
-        mode: ComputeMode,
+        mode: MpsComputeMode,
     },
     /// Create a directory and its missing parents.
     MakeDirectory(PathBuf),
@@ -122,7 +122,7 @@ pub enum Action {
         /// The command.
         command: String,
         /// The expected value.
-        limit: Limit,
+        limit: MpsLimit,
     },
     /// End the control daemon, if it runs.
     Quit,
@@ -165,65 +165,68 @@ impl Daemon {
 
     /// Return the steps that start the daemon, in their order. If one fails, the ones after it must not be done. GPUs that
     /// cannot be configured are left out.
-    pub fn start(&self) -> Vec<Action> {
+    pub fn start(&self) -> Vec<MpsAction> {
         let usable = || self.gpus.iter().filter(|gpu| gpu.is_usable);
         let touched: String = self.gpus.iter().map(|gpu| format!("{}\n", gpu.uuid)).collect();
         let memory = || usable().filter_map(|gpu| Some((gpu.index, gpu.limit?)));
         let mut actions = vec![
             // What an earlier run has left behind would make the new daemon fail.
-            Action::Quit,
-            Action::MakeDirectory(self.pipe_directory()),
-            Action::LabelDirectory(self.pipe_directory()),
-            Action::MakeDirectory(self.log_directory()),
-            Action::WriteFile(self.directory.join(EXCLUSIVE), touched),
+            MpsAction::Quit,
+            MpsAction::MakeDirectory(self.pipe_directory()),
+            MpsAction::LabelDirectory(self.pipe_directory()),
+            MpsAction::MakeDirectory(self.log_directory()),
+            MpsAction::WriteFile(self.directory.join(EXCLUSIVE), touched),
         ];
-        actions.extend(usable().map(|gpu| Action::SetComputeMode {
+        actions.extend(usable().map(|gpu| MpsAction::SetComputeMode {
             gpu: gpu.uuid.clone(),
-            mode: ComputeMode::ExclusiveProcess,
+            mode: MpsComputeMode::ExclusiveProcess,
         }));
-        actions.push(Action::Start);
+        actions.push(MpsAction::Start);
         actions.extend(
-            memory().map(|(index, limit)| Action::Command(format!("set_default_device_pinned_mem_limit {index} {}M", limit.0))),
+            memory()
+                .map(|(index, limit)| MpsAction::Command(format!("set_default_device_pinned_mem_limit {index} {}M", limit.0))),
         );
-        actions.push(Action::Command(format!(
+        actions.push(MpsAction::Command(format!(
             "set_default_active_thread_percentage {}",
             self.threads
         )));
-        actions.extend(memory().map(|(index, limit)| Action::Check {
+        actions.extend(memory().map(|(index, limit)| MpsAction::Check {
             command: format!("get_default_device_pinned_mem_limit {index}"),
-            limit: Limit::Memory(limit),
+            limit: MpsLimit::Memory(limit),
         }));
-        actions.push(Action::Check {
+        actions.push(MpsAction::Check {
             command: PROBE_COMMAND.to_owned(),
-            limit: Limit::Threads(self.threads),
+            limit: MpsLimit::Threads(self.threads),
         });
-        actions.push(Action::WriteFile(self.directory.join(STARTED), self.mark.clone()));
+        actions.push(MpsAction::WriteFile(self.directory.join(STARTED), self.mark.clone()));
         actions
     }
 
     /// Return the steps that withdraw the daemon from service while it is still wanted: the GPUs stay closed to other processes.
-    pub fn withdraw(&self) -> Vec<Action> {
-        vec![Action::RemoveFile(self.directory.join(STARTED)), Action::Quit]
+    pub fn withdraw(&self) -> Vec<MpsAction> {
+        vec![MpsAction::RemoveFile(self.directory.join(STARTED)), MpsAction::Quit]
     }
 
     /// Return the steps that end the daemon, in their order. All must be done, even if some fail.
-    pub fn end(&self) -> Vec<Action> {
+    pub fn end(&self) -> Vec<MpsAction> {
         let mut actions = self.withdraw();
         // The control program leaves them behind. The directory stays, because containers may have it mounted.
         let files = ["control", "control_lock", "control_privileged"];
-        actions.extend(files.map(|name| Action::RemoveFile(self.pipe_directory().join(name))));
+        actions.extend(files.map(|name| MpsAction::RemoveFile(self.pipe_directory().join(name))));
         actions.extend(restore(self.gpus.iter().map(|gpu| gpu.uuid.as_str())));
-        actions.push(Action::RemoveFile(self.directory.join(EXCLUSIVE)));
-        actions.push(Action::RemoveDirectory(self.log_directory()));
+        actions.push(MpsAction::RemoveFile(self.directory.join(EXCLUSIVE)));
+        actions.push(MpsAction::RemoveDirectory(self.log_directory()));
         actions
     }
 
     /// Return a step of [`Daemon::end`], or what replaces it if the GPUs `closed` could not be opened: the list of exclusive GPUs is
     /// not removed, but reduced to these GPUs.
-    pub fn unless_closed(&self, action: Action, closed: &[String]) -> Action {
+    pub fn unless_closed(&self, action: MpsAction, closed: &[String]) -> MpsAction {
         let list = self.directory.join(EXCLUSIVE);
         match action {
-            Action::RemoveFile(path) if path == list && !closed.is_empty() => Action::WriteFile(list, closed.join("\n") + "\n"),
+            MpsAction::RemoveFile(path) if path == list && !closed.is_empty() => {
+                MpsAction::WriteFile(list, closed.join("\n") + "\n")
+            }
             other => other,
         }
     }
@@ -244,10 +247,10 @@ impl Daemon {
 }
 
 /// Return the steps that open GPUs to all processes again.
-pub fn restore<'u>(gpus: impl Iterator<Item = &'u str>) -> impl Iterator<Item = Action> {
-    gpus.map(|gpu| Action::SetComputeMode {
+pub fn restore<'u>(gpus: impl Iterator<Item = &'u str>) -> impl Iterator<Item = MpsAction> {
+    gpus.map(|gpu| MpsAction::SetComputeMode {
         gpu: gpu.to_owned(),
-        mode: ComputeMode::Default,
+        mode: MpsComputeMode::Default,
     })
 }
 
@@ -271,7 +274,7 @@ pub fn directory(root: &Path, resource: &str) -> Result<PathBuf, Error> {
 ///
 /// # Errors
 /// Fails if a GPU has too little memory to be shared, or if a resource's name cannot be the name of a directory.
-pub fn daemons(resources: &[Resource], machine: &Machine, root: &Path) -> Result<Vec<Daemon>, Error> {
+pub fn daemons(resources: &[OfferedResource], machine: &PluginMachine, root: &Path) -> Result<Vec<Daemon>, Error> {
     let mut daemons = Vec::new();
     for resource in resources.iter().filter(|resource| resource.uses_mps()) {
         let mut gpus = Vec::new();
@@ -318,7 +321,7 @@ pub const SHARES: &str = "divvy.dev/shares";
 /// Return the daemon for the pods of `divvy agent --mps`. It serves all GPUs of the node, and sets no limits. Each
 /// container says in its environment which part of a GPU's threads it may use. `pod` is the UID of the pod that runs the daemon, by which the agent knows the
 /// server's processes. `None` if no GPU can be served.
-pub fn for_shares(machine: &Machine, root: &Path, pod: &str) -> Option<Daemon> {
+pub fn for_shares(machine: &PluginMachine, root: &Path, pod: &str) -> Option<Daemon> {
     let gpus = machine.gpus.iter().filter(|gpu| !gpu.unreadable && !gpu.is_divided());
     let gpus: Vec<SharedGpu> = gpus
         .map(|gpu| SharedGpu {
@@ -361,7 +364,7 @@ pub fn left_over(resource: &str, directory: PathBuf, text: &str) -> Daemon {
 
 /// What to do about the daemons of a node after something has changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct DaemonChanges {
     /// The resources whose daemons must end. This comes first, because a GPU may move from one daemon to another.
     pub end: Vec<String>,
     /// The daemons to start.
@@ -372,8 +375,8 @@ pub struct Changes {
 
 /// Return what to do so that the wanted daemons run. `started` has the daemons as they were started. A daemon whose clients would
 /// not notice a difference keeps running, because its end would end its clients.
-pub fn changes(started: &[Daemon], wanted: &[Daemon]) -> Changes {
-    let mut changes = Changes::default();
+pub fn changes(started: &[Daemon], wanted: &[Daemon]) -> DaemonChanges {
+    let mut changes = DaemonChanges::default();
     for daemon in wanted {
         match started.iter().find(|known| known.resource == daemon.resource) {
             Some(known) if known.serves(daemon) => changes.keep.push(daemon.clone()),
@@ -388,7 +391,7 @@ pub fn changes(started: &[Daemon], wanted: &[Daemon]) -> Changes {
 
 /// What was found out about a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
+pub enum DaemonReport {
     /// It was started, and its limits are set.
     Started,
     /// It could not be started.
@@ -404,7 +407,7 @@ pub enum Report {
 
 /// What to do next about a daemon. Times are in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum DaemonStep {
     /// Look after this time whether its process runs.
     Look(u64),
     /// Ask it after this time for an answer.
@@ -469,32 +472,32 @@ impl Supervision {
 
     /// Return what to do after a report. A daemon whose process exists is started again only if it is silent twice in a row: a
     /// restart ends its clients, and a node under load may just be slow.
-    pub fn next(&mut self, report: Report) -> Next {
-        let was_silent = std::mem::replace(&mut self.is_silent, matches!(report, Report::Silent { .. }));
+    pub fn next(&mut self, report: DaemonReport) -> DaemonStep {
+        let was_silent = std::mem::replace(&mut self.is_silent, matches!(report, DaemonReport::Silent { .. }));
         match report {
-            Report::NotStarted => Next::Start(self.intervals.retry),
-            Report::Started => Next::Look(self.intervals.check),
-            Report::Lives => {
+            DaemonReport::NotStarted => DaemonStep::Start(self.intervals.retry),
+            DaemonReport::Started => DaemonStep::Look(self.intervals.check),
+            DaemonReport::Lives => {
                 self.checks = self.checks.saturating_add(1);
                 if self.checks >= RELIABLE {
                     self.restarts = 0;
                 }
                 self.unasked = self.unasked.saturating_add(self.intervals.check);
                 if self.unasked < self.intervals.ask {
-                    return Next::Look(self.intervals.check);
+                    return DaemonStep::Look(self.intervals.check);
                 }
                 self.unasked = 0;
-                Next::Ask(self.intervals.check)
+                DaemonStep::Ask(self.intervals.check)
             }
-            Report::Silent { is_running: true } if !was_silent => Next::Ask(self.intervals.check),
-            Report::Silent { .. } => {
+            DaemonReport::Silent { is_running: true } if !was_silent => DaemonStep::Ask(self.intervals.check),
+            DaemonReport::Silent { .. } => {
                 let factor = 1u64.checked_shl(self.restarts).unwrap_or(u64::MAX);
                 let pause = self.intervals.backoff.saturating_mul(factor).min(self.intervals.retry);
                 *self = Supervision {
                     restarts: self.restarts.saturating_add(1),
                     ..Supervision::new(self.intervals)
                 };
-                Next::Start(pause)
+                DaemonStep::Start(pause)
             }
         }
     }

@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 
 use divvy_model::{MiB, MigDevice};
 use divvy_nvidia_config::{
-    Config, DeviceReference, MigStrategy, ReplicatedDevices, ReplicatedResource, ResourcePattern, SharingStrategy,
+    DeviceReference, NvidiaConfig, NvidiaMigStrategy, ReplicatedDevices, ReplicatedResource, ResourcePattern, SharingStrategy,
 };
 use divvy_placement::Topology;
 
 use crate::wildcard;
-use crate::{Error, Gpu, Machine};
+use crate::{Error, PluginGpu, PluginMachine};
 
 /// The resources of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Offer {
+pub struct NodeOffer {
     /// The resources, ordered by name. Each has at least one device.
-    pub resources: Vec<Resource>,
+    pub resources: Vec<OfferedResource>,
     /// What an operator should know.
     pub warnings: Vec<String>,
 }
 
 /// An extended resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resource {
+pub struct OfferedResource {
     pub(crate) name: String,
     pub(crate) units: Vec<Unit>,
     /// Whether a container may have only one device.
@@ -40,7 +40,7 @@ pub(crate) struct Unit {
     pub(crate) uuid: String,
     /// The index, such as `2`, or `1:0` for a MIG device.
     pub(crate) index: String,
-    /// The GPU's position in [`Machine::gpus`].
+    /// The GPU's position in [`PluginMachine::gpus`].
     pub(crate) gpu: usize,
     pub(crate) is_mig: bool,
     /// The number of replicas, whose device ids are `UUID::N`. `None` if the device is not shared, so that its only id is the
@@ -54,7 +54,7 @@ pub(crate) struct Unit {
 
 /// A device, as the kubelet sees it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Device {
+pub struct OfferedDevice {
     /// The id: a UUID, or `UUID::N` for a replica.
     pub id: String,
     /// Whether a container can use the device.
@@ -75,7 +75,7 @@ const MPS_CLIENTS_BEFORE_VOLTA: u32 = 16;
 ///
 /// # Errors
 /// Fails if the configuration does not suit the machine.
-pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
+pub fn offer(config: &NvidiaConfig, machine: &PluginMachine) -> Result<NodeOffer, Error> {
     let mut warnings = Vec::new();
     let mut found = named_units(config, machine, &mut warnings)?;
     for shared in &config.sharing.resources {
@@ -86,7 +86,7 @@ pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
     let resources = found.into_iter().map(|(name, mut units)| {
         units.sort_by(|a, b| (a.gpu, &a.index, &a.uuid).cmp(&(b.gpu, &b.index, &b.uuid)));
         let is_shared = units.iter().any(|unit| unit.replicas.is_some());
-        Resource {
+        OfferedResource {
             name,
             one_per_request: is_shared && config.sharing.fail_requests_greater_than_one,
             mps: is_shared && config.sharing.strategy == SharingStrategy::Mps,
@@ -95,34 +95,34 @@ pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
             units,
         }
     });
-    Ok(Offer {
+    Ok(NodeOffer {
         resources: resources.filter(|resource| !resource.units.is_empty()).collect(),
         warnings,
     })
 }
 
-fn topology(gpus: &[Gpu]) -> Topology {
-    let links: Vec<(&str, &[divvy_model::Link])> = gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.links.as_slice())).collect();
+fn topology(gpus: &[PluginGpu]) -> Topology {
+    let links: Vec<(&str, &[divvy_model::GpuLink])> = gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.links.as_slice())).collect();
     Topology::new(&links)
 }
 
-type Found = BTreeMap<String, Vec<Unit>>;
+type FoundUnits = BTreeMap<String, Vec<Unit>>;
 
 /// Find the GPUs and MIG devices of each resource, before sharing is applied.
-fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -> Result<Found, Error> {
-    let computing = |gpu: &&(usize, &Gpu)| !DISPLAYS.contains(&gpu.1.model.as_str());
-    let gpus: Vec<(usize, &Gpu)> = machine.gpus.iter().enumerate().collect();
-    let gpus: Vec<(usize, &Gpu)> = gpus.iter().filter(computing).copied().collect();
+fn named_units(config: &NvidiaConfig, machine: &PluginMachine, warnings: &mut Vec<String>) -> Result<FoundUnits, Error> {
+    let computing = |gpu: &&(usize, &PluginGpu)| !DISPLAYS.contains(&gpu.1.model.as_str());
+    let gpus: Vec<(usize, &PluginGpu)> = machine.gpus.iter().enumerate().collect();
+    let gpus: Vec<(usize, &PluginGpu)> = gpus.iter().filter(computing).copied().collect();
     let strategy = match config.mig_strategy {
-        MigStrategy::Single if !gpus.iter().any(|(_, gpu)| gpu.is_divided()) => MigStrategy::None,
+        NvidiaMigStrategy::Single if !gpus.iter().any(|(_, gpu)| gpu.is_divided()) => NvidiaMigStrategy::None,
         other => other,
     };
-    if strategy == MigStrategy::Single {
+    if strategy == NvidiaMigStrategy::Single {
         check_single(&gpus)?;
     }
-    let mut found = Found::new();
+    let mut found = FoundUnits::new();
     for (position, gpu) in gpus {
-        if strategy == MigStrategy::None || !gpu.is_divided() {
+        if strategy == NvidiaMigStrategy::None || !gpu.is_divided() {
             let mut unit = whole(position, gpu);
             if gpu.is_divided() {
                 unit.healthy = false;
@@ -164,7 +164,7 @@ fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -
 
 /// Return the name of a GPU's resource. The product name of an unreadable GPU is not known. So it has a resource only if all GPUs have the
 /// same.
-fn name_of_gpu(config: &Config, gpu: &Gpu) -> Option<String> {
+fn name_of_gpu(config: &NvidiaConfig, gpu: &PluginGpu) -> Option<String> {
     let patterns = &config.resources.gpus;
     match (gpu.unreadable, patterns.first()) {
         (true, Some(first)) => patterns
@@ -177,11 +177,11 @@ fn name_of_gpu(config: &Config, gpu: &Gpu) -> Option<String> {
 
 /// Return the name of a MIG device's resource. The result is `None` if the name depends on the profile and the driver does not
 /// report it.
-fn name_of_mig(config: &Config, strategy: MigStrategy, gpu: &Gpu, device: &MigDevice) -> Option<String> {
+fn name_of_mig(config: &NvidiaConfig, strategy: NvidiaMigStrategy, gpu: &PluginGpu, device: &MigDevice) -> Option<String> {
     let profile = device.profile(gpu.memory);
     let matched = first_match(&config.resources.mig, profile.as_deref().unwrap_or_default());
     matched.or_else(|| match (strategy, profile) {
-        (MigStrategy::Mixed, Some(profile)) => Some(format!("nvidia.com/mig-{}", profile.replace('+', "."))),
+        (NvidiaMigStrategy::Mixed, Some(profile)) => Some(format!("nvidia.com/mig-{}", profile.replace('+', "."))),
         _ => None,
     })
 }
@@ -194,7 +194,7 @@ pub fn first_match(patterns: &[ResourcePattern], text: &str) -> Option<String> {
 }
 
 /// Check the conditions of the MIG strategy `single`. Unreadable GPUs are left out.
-fn check_single(gpus: &[(usize, &Gpu)]) -> Result<(), Error> {
+fn check_single(gpus: &[(usize, &PluginGpu)]) -> Result<(), Error> {
     let known = || gpus.iter().map(|(_, gpu)| *gpu).filter(|gpu| !gpu.unreadable);
     if known().any(|gpu| !gpu.is_divided()) {
         return Err(Error::MigOnSomeGpus);
@@ -221,7 +221,7 @@ pub fn has_uniform_mig_devices<'m>(gpus: impl Iterator<Item = (bool, MiB, &'m [M
     kinds.all(|kind| Some(kind) == first)
 }
 
-fn whole(position: usize, gpu: &Gpu) -> Unit {
+fn whole(position: usize, gpu: &PluginGpu) -> Unit {
     Unit {
         uuid: gpu.uuid.clone(),
         index: gpu.index.to_string(),
@@ -234,11 +234,11 @@ fn whole(position: usize, gpu: &Gpu) -> Unit {
     }
 }
 
-fn node_of(gpu: &Gpu) -> Option<String> {
+fn node_of(gpu: &PluginGpu) -> Option<String> {
     gpu.minor.map(|minor| format!("/dev/nvidia{minor}"))
 }
 
-fn part(position: usize, gpu: &Gpu, device: &MigDevice) -> Unit {
+fn part(position: usize, gpu: &PluginGpu, device: &MigDevice) -> Unit {
     let capabilities = device.capabilities.into_iter().flat_map(|(gi, ci)| [gi, ci]);
     let capabilities = capabilities.map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
     Unit {
@@ -255,10 +255,10 @@ fn part(position: usize, gpu: &Gpu, device: &MigDevice) -> Unit {
 
 /// Replace devices of a resource with replicas, under the resource's own name or another one.
 fn share(
-    config: &Config,
-    machine: &Machine,
+    config: &NvidiaConfig,
+    machine: &PluginMachine,
     shared: &ReplicatedResource,
-    found: &mut Found,
+    found: &mut FoundUnits,
     warnings: &mut Vec<String>,
 ) -> Result<(), Error> {
     let Some(units) = found.remove(&shared.name) else {
@@ -289,7 +289,7 @@ fn share(
 /// plugin ignores `devices`, so such a configuration may be in use.
 fn select(
     shared: &ReplicatedResource,
-    machine: &Machine,
+    machine: &PluginMachine,
     units: Vec<Unit>,
     warnings: &mut Vec<String>,
 ) -> (Vec<Unit>, Vec<Unit>) {
@@ -338,7 +338,7 @@ fn text_of(device: &DeviceReference) -> String {
     }
 }
 
-fn is_named(device: &DeviceReference, machine: &Machine, unit: &Unit) -> bool {
+fn is_named(device: &DeviceReference, machine: &PluginMachine, unit: &Unit) -> bool {
     match device {
         DeviceReference::Gpu(_) | DeviceReference::Mig(..) => unit.index == text_of(device),
         DeviceReference::Uuid(uuid) => {
@@ -348,13 +348,13 @@ fn is_named(device: &DeviceReference, machine: &Machine, unit: &Unit) -> bool {
 }
 
 /// Return the UUID of a MIG device in the format of drivers before R470: `MIG-GPU-…/gi/ci`.
-fn old_uuid(machine: &Machine, unit: &Unit) -> Option<String> {
+fn old_uuid(machine: &PluginMachine, unit: &Unit) -> Option<String> {
     let gpu = machine.gpus.get(unit.gpu)?;
     let device = gpu.mig_devices.iter().find(|device| device.uuid == unit.uuid)?;
     Some(format!("MIG-{}/{}/{}", gpu.uuid, device.gi, device.ci))
 }
 
-fn check_mps(replicas: u32, machine: &Machine, units: &[Unit]) -> Result<(), Error> {
+fn check_mps(replicas: u32, machine: &PluginMachine, units: &[Unit]) -> Result<(), Error> {
     if units.iter().any(|unit| unit.is_mig) {
         return Err(Error::MpsWithMig);
     }
@@ -371,7 +371,7 @@ fn check_mps(replicas: u32, machine: &Machine, units: &[Unit]) -> Result<(), Err
     }
 }
 
-fn imex_channels(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -> Result<Vec<u32>, Error> {
+fn imex_channels(config: &NvidiaConfig, machine: &PluginMachine, warnings: &mut Vec<String>) -> Result<Vec<u32>, Error> {
     let (present, missing): (Vec<u32>, Vec<u32>) = (config.imex.channel_ids.iter())
         .copied()
         .partition(|channel| machine.device_nodes.contains(&imex_node(*channel)));
@@ -415,7 +415,7 @@ impl Unit {
     }
 }
 
-impl Resource {
+impl OfferedResource {
     /// Return the name, such as `nvidia.com/gpu`.
     pub fn name(&self) -> &str {
         &self.name
@@ -432,9 +432,9 @@ impl Resource {
     }
 
     /// Return the devices, always in the same order.
-    pub fn devices(&self) -> impl Iterator<Item = Device> {
+    pub fn devices(&self) -> impl Iterator<Item = OfferedDevice> {
         self.units.iter().flat_map(|unit| {
-            unit.ids().map(|id| Device {
+            unit.ids().map(|id| OfferedDevice {
                 id,
                 healthy: unit.healthy,
                 numa: unit.numa,

@@ -1,8 +1,8 @@
 //! Decides whether a node is a Tegra, such as a Jetson. A Tegra's integrated GPU has neither a UUID nor its own device node.
 
-use divvy_nvidia_config::{Config, DeviceListStrategy, Discovery, SharingStrategy};
+use divvy_nvidia_config::{DeviceListStrategy, Discovery, NvidiaConfig, SharingStrategy};
 
-use crate::{CONTROL_NODES, Error, Gpu, Machine};
+use crate::{CONTROL_NODES, Error, PluginGpu, PluginMachine};
 
 /// Where the devices of a node come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,7 @@ fn is_integrated(name: &str) -> bool {
 ///
 /// # Errors
 /// Fails if the configuration needs a CDI spec or an MPS control daemon.
-pub fn check_tegra(config: &Config) -> Result<(), Error> {
+pub fn check_tegra(config: &NvidiaConfig) -> Result<(), Error> {
     let is_cdi =
         |strategy: &DeviceListStrategy| matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri);
     if config.plugin.device_list_strategies.iter().any(is_cdi) {
@@ -74,18 +74,18 @@ pub fn check_tegra(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-impl Machine {
+impl PluginMachine {
     /// Return this machine as a Tegra: with one GPU, which has no device nodes, and whose health nothing reports (NVIDIA's plugin,
     /// internal/rm/tegra_devices.go). The driver's control nodes are left out, because NVIDIA's container runtime adds a Tegra's
     /// device nodes itself.
-    pub fn into_tegra(mut self) -> Machine {
+    pub fn into_tegra(mut self) -> PluginMachine {
         self.device_nodes.retain(|node| !CONTROL_NODES.contains(&node.as_str()));
-        let gpu = Gpu {
+        let gpu = PluginGpu {
             uuid: TEGRA.to_owned(),
             model: TEGRA.to_owned(),
             healthy: true,
-            ..Gpu::default()
+            ..PluginGpu::default()
         };
-        Machine { gpus: vec![gpu], ..self }
+        PluginMachine { gpus: vec![gpu], ..self }
     }
 }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use divvy_nvidia_config::SharedDevicesPolicy;
 
-use crate::Resource;
+use crate::OfferedResource;
 use crate::offer::Unit;
 
-impl Resource {
+impl OfferedResource {
     /// Return `size` of the available device ids, including all of `must`. Whole GPUs are chosen by how well they are connected.
     /// Replicas and MIG devices are chosen by `policy`, first among GPUs and then among the MIG devices of a GPU. The list is
     /// empty if no such choice is possible; then the kubelet chooses.
@@ -53,7 +53,7 @@ impl Resource {
         }
         while chosen.len() < size {
             let rank = |unit: &Unit| {
-                let of = |loads: &BTreeMap<String, Load>, key: &str| loads.get(key).copied().unwrap_or_default().rank(policy);
+                let of = |loads: &BTreeMap<String, GpuLoad>, key: &str| loads.get(key).copied().unwrap_or_default().rank(policy);
                 (of(&gpus, &unit.gpu.to_string()), of(&parts, &unit.uuid))
             };
             let first =
@@ -78,8 +78,8 @@ impl Resource {
     }
 
     /// Count, for each group, the devices that are not free.
-    fn loads(&self, free: &[(&String, &Unit)], group: impl Fn(&Unit) -> String) -> BTreeMap<String, Load> {
-        let mut loads: BTreeMap<String, Load> = BTreeMap::new();
+    fn loads(&self, free: &[(&String, &Unit)], group: impl Fn(&Unit) -> String) -> BTreeMap<String, GpuLoad> {
+        let mut loads: BTreeMap<String, GpuLoad> = BTreeMap::new();
         for unit in &self.units {
             loads.entry(group(unit)).or_default().allocated += i64::from(unit.replicas.unwrap_or(1));
         }
@@ -94,14 +94,14 @@ impl Resource {
 
 /// How much of a GPU or a MIG device is in use.
 #[derive(Debug, Clone, Copy, Default)]
-struct Load {
+struct GpuLoad {
     /// The number of allocated devices.
     allocated: i64,
     /// The number of devices that this request has chosen.
     picked: i64,
 }
 
-impl Load {
+impl GpuLoad {
     /// Return the rank by the policy. The lowest rank is chosen.
     fn rank(self, policy: SharedDevicesPolicy) -> (i64, i64) {
         match policy {

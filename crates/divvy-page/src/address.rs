@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 256;
 
 /// The path and the query of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum PageAddress {
     /// All nodes, or those that a filter selects.
     Cluster(Filter),
     /// One node.
@@ -40,25 +40,25 @@ pub struct Filter {
     /// Those with so much free memory on one GPU, in GiB.
     pub free: Option<u64>,
     /// Those without or with problems.
-    pub health: Option<Condition>,
+    pub health: Option<ConditionFilter>,
     /// The page, starting at 0.
     pub page: usize,
 }
 
 /// The condition of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Condition {
+pub enum ConditionFilter {
     /// All its GPUs can be used.
     Ok,
     /// At least one GPU cannot be used, or its containers get wrong driver libraries.
     Problem,
 }
 
-impl Condition {
+impl ConditionFilter {
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Condition::Ok => "ok",
-            Condition::Problem => "problem",
+            ConditionFilter::Ok => "ok",
+            ConditionFilter::Problem => "problem",
         }
     }
 }
@@ -72,12 +72,12 @@ pub enum NoAddress {
     Wrong(String),
 }
 
-impl Address {
+impl PageAddress {
     /// Read a path with its query: `/nodes/gpu-a`, `/?namespace=ml&page=2`.
     ///
     /// # Errors
     /// There is no such page, or a value in the query is wrong.
-    pub fn parse(text: &str) -> Result<Address, NoAddress> {
+    pub fn parse(text: &str) -> Result<PageAddress, NoAddress> {
         if text.len() > BYTES {
             return Err(NoAddress::Unknown);
         }
@@ -89,13 +89,13 @@ impl Address {
             .map(decoded)
             .collect();
         match parts.as_deref().unwrap_or_default() {
-            [root] if root.is_empty() => Filter::parse(query).map(Address::Cluster),
-            [nodes, name] if nodes == "nodes" && !name.is_empty() => Ok(Address::Node(name.clone())),
-            [pods, namespace, name] if pods == "pods" && !namespace.is_empty() && !name.is_empty() => Ok(Address::Pod {
+            [root] if root.is_empty() => Filter::parse(query).map(PageAddress::Cluster),
+            [nodes, name] if nodes == "nodes" && !name.is_empty() => Ok(PageAddress::Node(name.clone())),
+            [pods, namespace, name] if pods == "pods" && !namespace.is_empty() && !name.is_empty() => Ok(PageAddress::Pod {
                 namespace: namespace.clone(),
                 name: name.clone(),
             }),
-            [waiting] if waiting == "waiting" => Ok(Address::Waiting),
+            [waiting] if waiting == "waiting" => Ok(PageAddress::Waiting),
             _ => Err(NoAddress::Unknown),
         }
     }
@@ -106,11 +106,11 @@ fn decoded(part: &str) -> Option<String> {
     (name.len() <= NAME_BYTES).then(|| name.into_owned())
 }
 
-impl Display for Address {
+impl Display for PageAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let encoded = |part| utf8_percent_encode(part, KEPT);
         match self {
-            Address::Cluster(filter) => {
+            PageAddress::Cluster(filter) => {
                 let query = filter.query();
                 if query.is_empty() {
                     f.write_str("/")
@@ -118,9 +118,9 @@ impl Display for Address {
                     write!(f, "/?{query}")
                 }
             }
-            Address::Node(name) => write!(f, "/nodes/{}", encoded(name)),
-            Address::Pod { namespace, name } => write!(f, "/pods/{}/{}", encoded(namespace), encoded(name)),
-            Address::Waiting => f.write_str("/waiting"),
+            PageAddress::Node(name) => write!(f, "/nodes/{}", encoded(name)),
+            PageAddress::Pod { namespace, name } => write!(f, "/pods/{}/{}", encoded(namespace), encoded(name)),
+            PageAddress::Waiting => f.write_str("/waiting"),
         }
     }
 }
@@ -148,7 +148,7 @@ impl Filter {
                 "free" => filter.free = Some(u64::from(number()?)),
                 "page" => filter.page = number()?.saturating_sub(1) as usize,
                 "health" => {
-                    let all = [Condition::Ok, Condition::Problem];
+                    let all = [ConditionFilter::Ok, ConditionFilter::Problem];
                     let condition = all.into_iter().find(|condition| condition.word() == value);
                     let wrong = || NoAddress::Wrong(format!("health={value:?} is neither ok nor problem."));
                     filter.health = Some(condition.ok_or_else(wrong)?);

@@ -15,19 +15,19 @@ const COLORS: u32 = 12;
 
 /// The color of a namespace: a number for the classes and patterns. It is the same on all pages, and after each start of the program.
 #[derive(Clone, Copy)]
-pub(crate) struct Color(u32);
+pub(crate) struct NamespaceColor(u32);
 
-impl Color {
-    pub(crate) fn of(namespace: &str) -> Color {
+impl NamespaceColor {
+    pub(crate) fn of(namespace: &str) -> NamespaceColor {
         // FNV-1a.
         let hash = namespace.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         });
-        Color((hash ^ (hash >> 16)) % COLORS)
+        NamespaceColor((hash ^ (hash >> 16)) % COLORS)
     }
 }
 
-impl Render for Color {
+impl Render for NamespaceColor {
     fn render_to(&self, buffer: &mut String) {
         self.0.render_to(buffer);
     }
@@ -54,22 +54,22 @@ fn scaled(part: u64, all: u64, width: u64) -> u64 {
 }
 
 /// A GPU, or the parts of a divided GPU, which are shown in one bar.
-pub(crate) struct Bar<'a> {
+pub(crate) struct GpuBar<'a> {
     pub(crate) gpus: Vec<&'a GpuView>,
 }
 
-impl<'a> Bar<'a> {
+impl<'a> GpuBar<'a> {
     /// Return the bars of a node.
-    pub(crate) fn of(node: &'a NodeView) -> Vec<Bar<'a>> {
-        let mut bars: Vec<Bar<'a>> = Vec::new();
+    pub(crate) fn of(node: &'a NodeView) -> Vec<GpuBar<'a>> {
+        let mut bars: Vec<GpuBar<'a>> = Vec::new();
         for gpu in &node.gpus {
             let parent = gpu.partition.as_ref().map(|of| &of.parent);
-            let same = |bar: &&mut Bar<'a>| {
+            let same = |bar: &&mut GpuBar<'a>| {
                 parent.is_some() && bar.gpus.iter().all(|of| of.partition.as_ref().map(|of| &of.parent) == parent)
             };
             match bars.last_mut().filter(same) {
                 Some(bar) => bar.gpus.push(gpu),
-                None => bars.push(Bar { gpus: vec![gpu] }),
+                None => bars.push(GpuBar { gpus: vec![gpu] }),
             }
         }
         bars
@@ -142,23 +142,23 @@ impl<'a> Bar<'a> {
 
 /// A part of a bar.
 #[derive(Clone, Copy)]
-struct Place {
+struct BarPart {
     from: u64,
     width: u64,
 }
 
 /// Put parts of these widths next to each other.
-fn in_a_row(from: u64, widths: impl Iterator<Item = u64>) -> Vec<Place> {
+fn in_a_row(from: u64, widths: impl Iterator<Item = u64>) -> Vec<BarPart> {
     let next = |end: &mut u64, width| {
         let from = *end;
         *end = end.saturating_add(width);
-        Some(Place { from, width })
+        Some(BarPart { from, width })
     };
     widths.scan(from, next).collect()
 }
 
 /// Draw the segments of a GPU into a part of the bar.
-fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: Place, titles: bool) -> Markup {
+fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: BarPart, titles: bool) -> Markup {
     let whole = amounts::of_gpu(node, gpu, usage);
     let held = if gpu.total == 0 { 0 } else { held(gpu) };
     // More than there is can be allocated and held while a node is being changed.
@@ -177,14 +177,14 @@ fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: Place, titl
     let title = |pod: &PodView, of: &Amounts| titles.then(|| html! { title { (pod_in_words(pod, of)) } });
     html! {
         @for ((pod, of), place) in gpu.pods.iter().zip(&of).zip(places) {
-            @let color = Color::of(&pod.namespace);
+            @let color = NamespaceColor::of(&pod.namespace);
             @let used = if gpu.total == 0 { place.width } else { scaled(of.within, all, cell.width).min(place.width) };
             @match of.used {
                 None => { (segment(&html! { "n" (color) " unknown" }, place, title(pod, of))) }
                 Some(_) if used == place.width => { (segment(&html! { "n" (color) }, place, title(pod, of))) }
                 Some(_) => {
                     rect.share x=(Length(place.from)) width=(Length(place.width)) fill={ "url(#i" (color) ")" } { @if let Some(title) = title(pod, of) { (title) } }
-                    @if used > 0 { (segment(&html! { "n" (color) }, Place { width: used, ..place }, None)) }
+                    @if used > 0 { (segment(&html! { "n" (color) }, BarPart { width: used, ..place }, None)) }
                 }
             }
             @if of.over > 0 { rect.over x=(Length(place.from)) width=(Length(place.width)) {} }
@@ -193,7 +193,7 @@ fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: Place, titl
     }
 }
 
-fn segment(class: &Markup, place: Place, title: Option<Markup>) -> Markup {
+fn segment(class: &Markup, place: BarPart, title: Option<Markup>) -> Markup {
     html! { rect class=(class.0) x=(Length(place.from)) width=(Length(place.width)) { @if let Some(title) = title { (title) } } }
 }
 
@@ -289,7 +289,7 @@ pub(crate) fn legend<'a>(namespaces: impl Iterator<Item = &'a str>) -> Markup {
             li { (swatch(html! { rect.track width="18" height="12" {} })) "free" }
         }
         ul.legend aria-label="The colors of the namespaces" {
-            @for namespace in namespaces { li { (swatch(html! { rect class={ "n" (Color::of(namespace)) } width="18" height="12" {} })) (shown(namespace)) } }
+            @for namespace in namespaces { li { (swatch(html! { rect class={ "n" (NamespaceColor::of(namespace)) } width="18" height="12" {} })) (shown(namespace)) } }
         }
     }
 }

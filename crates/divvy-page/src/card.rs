@@ -7,29 +7,29 @@ use divvy_view::amounts::{self, Amounts};
 use divvy_view::{GpuView, NodeView};
 use maud::{Markup, html};
 
-use crate::bar::{self, Bar};
+use crate::bar::{self, GpuBar};
 use crate::select::has_problem;
 use crate::text::{counted, memory, part, percent, shown};
-use crate::{Address, Scene, table};
+use crate::{ClusterScene, PageAddress, table};
 
 /// Return the id of the element about a node.
 pub(crate) fn id(node: &NodeView) -> String {
     format!("node-{}", shown(&node.name))
 }
 
-pub(crate) fn card(scene: &Scene, node: &NodeView) -> Markup {
+pub(crate) fn card(scene: &ClusterScene, node: &NodeView) -> Markup {
     let usage = scene.usage(&node.name);
     let all = amounts::of_node(node, usage);
     html! {
         article.card.trouble[has_problem(node)] id=(id(node)) {
             header {
-                h3 { a href=(Address::Node(node.name.clone()).to_string()) { (shown(&node.name)) } }
+                h3 { a href=(PageAddress::Node(node.name.clone()).to_string()) { (shown(&node.name)) } }
                 p.sum { (sum(node, &all)) }
             }
             div.gpus {
                 p.models { (kinds(node)) }
                 span.head aria-hidden="true" { "busy" }
-                ul { @for bar in Bar::of(node) { (line(node, &bar, usage)) } }
+                ul { @for bar in GpuBar::of(node) { (line(node, &bar, usage)) } }
             }
             (troubles(scene, node))
             details { summary { "Table" } (table::of_node(node, usage)) }
@@ -48,9 +48,9 @@ pub(crate) fn sum(node: &NodeView, all: &Amounts) -> String {
 
 /// Return the kinds of GPUs of a node, and of their parts: `8 × NVIDIA A100-SXM4-40GB`, `2 × NVIDIA H100 80GB HBM3 (7 × 1g.10gb)`.
 pub(crate) fn kinds(node: &NodeView) -> String {
-    let bars = Bar::of(node);
-    let mut models = Counts::default();
-    let mut parts: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
+    let bars = GpuBar::of(node);
+    let mut models = TextCounts::default();
+    let mut parts: BTreeMap<&str, TextCounts<'_>> = BTreeMap::new();
     for gpu in bars.iter().filter_map(|bar| bar.gpus.first()) {
         models.add(undivided(gpu));
     }
@@ -71,9 +71,9 @@ pub(crate) fn kinds(node: &NodeView) -> String {
 
 /// How often each text is there, in the order of their first appearance.
 #[derive(Default)]
-struct Counts<'t>(Vec<(&'t str, usize)>);
+struct TextCounts<'t>(Vec<(&'t str, usize)>);
 
-impl<'t> Counts<'t> {
+impl<'t> TextCounts<'t> {
     fn add(&mut self, text: &'t str) {
         match self.0.iter_mut().find(|(known, _)| *known == text) {
             Some((_, count)) => *count += 1,
@@ -99,7 +99,7 @@ pub(crate) fn undivided(gpu: &GpuView) -> &str {
 }
 
 /// Return a line with a bar, and its numbers.
-pub(crate) fn line(node: &NodeView, bar: &Bar<'_>, usage: Option<&Usage>) -> Markup {
+pub(crate) fn line(node: &NodeView, bar: &GpuBar<'_>, usage: Option<&Usage>) -> Markup {
     let amounts = bar.amounts(node, usage);
     html! {
         li {
@@ -123,7 +123,7 @@ fn allocated(gpus: &[&GpuView], amounts: &Amounts) -> String {
 }
 
 /// Return what is wrong with a node, and what is not known.
-pub(crate) fn troubles(scene: &Scene, node: &NodeView) -> Markup {
+pub(crate) fn troubles(scene: &ClusterScene, node: &NodeView) -> Markup {
     let messages = node.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.message.as_ref()?)));
     let held = node.gpus.iter().filter(|gpu| gpu.held_mib > 0);
     let answer = scene.answers.get(&node.name);

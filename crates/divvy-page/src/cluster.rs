@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 use divvy_view::amounts;
 use maud::{Markup, html};
 
-use crate::address::{Condition, Filter};
-use crate::bar::Bar;
-use crate::select::{Selected, has_problem, models, namespaces, select};
+use crate::address::{ConditionFilter, Filter};
+use crate::bar::GpuBar;
+use crate::select::{SelectedNodes, has_problem, models, namespaces, select};
 use crate::text::{counted, memory, shown};
-use crate::{Address, Scene, bar, card};
+use crate::{ClusterScene, PageAddress, bar, card};
 
 /// The maximum number of namespaces among which a filter lets choose, and in the legend.
 const CHOICES: usize = 200;
 const IN_LEGEND: usize = 12;
 
-pub(crate) fn page(scene: &Scene, filter: &Filter) -> Markup {
+pub(crate) fn page(scene: &ClusterScene, filter: &Filter) -> Markup {
     let selected = select(scene, filter);
     let shown: BTreeSet<&str> = selected.nodes.iter().flat_map(|node| namespaces(node)).collect();
     html! {
@@ -34,7 +34,7 @@ pub(crate) fn page(scene: &Scene, filter: &Filter) -> Markup {
     }
 }
 
-fn heading(scene: &Scene, selected: &Selected<'_>, filter: &Filter) -> String {
+fn heading(scene: &ClusterScene, selected: &SelectedNodes<'_>, filter: &Filter) -> String {
     let all = scene.view.nodes.len();
     if filter.selects() {
         format!("{} of {}", selected.count, counted(all, "node"))
@@ -43,7 +43,7 @@ fn heading(scene: &Scene, selected: &Selected<'_>, filter: &Filter) -> String {
     }
 }
 
-fn nothing(scene: &Scene) -> &'static str {
+fn nothing(scene: &ClusterScene) -> &'static str {
     if scene.view.nodes.is_empty() {
         "No node has GPUs that Divvy offers. `kubectl divvy doctor` finds the reason."
     } else {
@@ -52,14 +52,14 @@ fn nothing(scene: &Scene) -> &'static str {
 }
 
 /// The sums of the whole cluster, and what is not known about it.
-pub(crate) fn totals(scene: &Scene) -> Markup {
+pub(crate) fn totals(scene: &ClusterScene) -> Markup {
     let nodes = || scene.nodes();
     let all = amounts::of_nodes(nodes().map(|node| (node, None)));
     let measured: Vec<_> = nodes().filter_map(|node| Some((node, scene.usage(&node.name)?))).collect();
     let asked = measured.len();
     let used = amounts::of_nodes(measured.into_iter().map(|(node, usage)| (node, Some(usage))));
-    let gpus = nodes().map(|node| Bar::of(node).len()).sum::<usize>();
-    let wrong = nodes().flat_map(Bar::of).filter(Bar::has_problem).count();
+    let gpus = nodes().map(|node| GpuBar::of(node).len()).sum::<usize>();
+    let wrong = nodes().flat_map(GpuBar::of).filter(GpuBar::has_problem).count();
     let troubled = nodes().filter(|node| has_problem(node)).count();
     let on = if asked == nodes().len() {
         String::new()
@@ -92,7 +92,7 @@ fn ratio(part: u64, all: u64) -> String {
     percent.map(|percent| format!("{percent} %")).unwrap_or_default()
 }
 
-fn form(scene: &Scene, filter: &Filter) -> Markup {
+fn form(scene: &ClusterScene, filter: &Filter) -> Markup {
     let namespaces: BTreeSet<&str> = scene
         .nodes()
         .flat_map(namespaces)
@@ -108,7 +108,7 @@ fn form(scene: &Scene, filter: &Filter) -> Markup {
                 "Health"
                 select name="health" {
                     option value="" { "any" }
-                    @for condition in [Condition::Ok, Condition::Problem] {
+                    @for condition in [ConditionFilter::Ok, ConditionFilter::Problem] {
                         option value=(condition.word()) selected[filter.health == Some(condition)] { (condition.word()) }
                     }
                 }
@@ -132,8 +132,8 @@ fn choice(name: &str, values: &BTreeSet<&str>, chosen: Option<&str>) -> Markup {
     }
 }
 
-fn pager(selected: &Selected<'_>, filter: &Filter) -> Markup {
-    let to = |page| Address::Cluster(Filter { page, ..filter.clone() }).to_string();
+fn pager(selected: &SelectedNodes<'_>, filter: &Filter) -> Markup {
+    let to = |page| PageAddress::Cluster(Filter { page, ..filter.clone() }).to_string();
     html! {
         @if selected.pages > 1 {
             nav.pager aria-label="Pages" {
@@ -145,6 +145,6 @@ fn pager(selected: &Selected<'_>, filter: &Filter) -> Markup {
     }
 }
 
-fn part_of(selected: &Selected<'_>) -> String {
+fn part_of(selected: &SelectedNodes<'_>) -> String {
     format!("{} of {}", selected.page + 1, selected.pages)
 }

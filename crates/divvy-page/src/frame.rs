@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, html};
 
 use crate::text::{shown, time};
-use crate::{Address, Filter, Scene, bar, waiting};
+use crate::{ClusterScene, Filter, PageAddress, bar, waiting};
 
 /// The style sheet of all pages.
 pub const STYLE: &str = include_str!("style.css");
@@ -11,7 +11,7 @@ pub const STYLE: &str = include_str!("style.css");
 pub const SCRIPT: &str = include_str!("script.js");
 
 /// The stream of events of a page.
-pub(crate) struct Stream {
+pub(crate) struct PageStream {
     /// The stream's address.
     pub(crate) address: String,
     /// The version of what the page shows.
@@ -19,7 +19,7 @@ pub(crate) struct Stream {
 }
 
 /// Return a page.
-pub(crate) fn page(scene: &Scene, address: &Address, title: &str, stream: &Stream, main: &Markup) -> String {
+pub(crate) fn page(scene: &ClusterScene, address: &PageAddress, title: &str, stream: &PageStream, main: &Markup) -> String {
     let current = |of: bool| of.then_some("page");
     let markup = html! {
         (DOCTYPE)
@@ -35,8 +35,8 @@ pub(crate) fn page(scene: &Scene, address: &Address, title: &str, stream: &Strea
                     a.brand href="/" { (logo()) "Divvy" }
                     nav aria-label="Pages" {
                         ul {
-                            li { a href="/" aria-current=[current(matches!(address, Address::Cluster(_)))] { "Cluster" } }
-                            li { a href="/waiting" aria-current=[current(*address == Address::Waiting)] { "Waiting " (waiting::count(scene)) } }
+                            li { a href="/" aria-current=[current(matches!(address, PageAddress::Cluster(_)))] { "Cluster" } }
+                            li { a href="/waiting" aria-current=[current(*address == PageAddress::Waiting)] { "Waiting " (waiting::count(scene)) } }
                         }
                     }
                     p.state { span id="status" role="status" {} time.read { "As of " (time(scene.at)) } }
@@ -76,7 +76,7 @@ fn logo() -> Markup {
 
 /// A page that only says something: a refusal, an error, or the form for the token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Message {
+pub struct MessagePage {
     /// The heading.
     pub title: String,
     /// The sentences below it.
@@ -86,7 +86,7 @@ pub struct Message {
 }
 
 /// Return the page with a message.
-pub fn message(message: &Message) -> String {
+pub fn message(message: &MessagePage) -> String {
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
@@ -110,12 +110,12 @@ pub fn message(message: &Message) -> String {
 }
 
 /// Return the title of a page.
-pub(crate) fn title(address: &Address) -> String {
+pub(crate) fn title(address: &PageAddress) -> String {
     match address {
-        Address::Cluster(filter) if *filter == Filter::default() => "GPUs".to_owned(),
-        Address::Cluster(filter) => format!("GPUs, page {}", filter.page + 1),
-        Address::Node(name) => shown(name),
-        Address::Pod { namespace, name } => shown(&format!("{namespace}/{name}")),
-        Address::Waiting => "Waiting pods".to_owned(),
+        PageAddress::Cluster(filter) if *filter == Filter::default() => "GPUs".to_owned(),
+        PageAddress::Cluster(filter) => format!("GPUs, page {}", filter.page + 1),
+        PageAddress::Node(name) => shown(name),
+        PageAddress::Pod { namespace, name } => shown(&format!("{namespace}/{name}")),
+        PageAddress::Waiting => "Waiting pods".to_owned(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use divvy_view::amounts;
 
-use crate::Scene;
+use crate::ClusterScene;
 
 /// The number of minutes that are kept.
 const MINUTES: usize = 60;
@@ -14,7 +14,7 @@ const PODS: usize = 4096;
 /// The last hour of each pod, by UID: one point for each minute in which the pod's node was measured. The number of pods is limited; further pods have no
 /// history until others end.
 #[derive(Debug, Clone, Default)]
-pub struct History {
+pub struct UsageHistory {
     pods: BTreeMap<String, VecDeque<Point>>,
 }
 
@@ -29,9 +29,9 @@ pub struct Point {
     pub busy: Option<u32>,
 }
 
-impl History {
+impl UsageHistory {
     /// Add what a scene says of its minute. The last scene of a minute counts. Pods that have ended are forgotten.
-    pub fn record(&mut self, scene: &Scene) {
+    pub fn record(&mut self, scene: &ClusterScene) {
         let mut now: BTreeMap<&str, Option<Point>> = BTreeMap::new();
         for node in &scene.view.nodes {
             let answer = scene.answers.get(&node.name);

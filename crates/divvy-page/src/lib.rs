@@ -1,8 +1,8 @@
-//! The web pages about the GPUs of a cluster, as pure functions: a [`Scene`] in, HTML out. `divvy web` and the extender serve the same pages
+//! The web pages about the GPUs of a cluster, as pure functions: a [`ClusterScene`] in, HTML out. `divvy web` and the extender serve the same pages
 //! (`divvy-web`).
 //!
-//! - [`Scene`]: what is known of the cluster, and [`History`]: what was measured in the last hour
-//! - [`Address`]: the path and the query of a page
+//! - [`ClusterScene`]: what is known of the cluster, and [`UsageHistory`]: what was measured in the last hour
+//! - [`PageAddress`]: the path and the query of a page
 //! - [`page`]: a page, and [`part`]: a part of it, by which an event replaces an older one
 //! - [`message`]: a page that only says something
 //!
@@ -26,8 +26,8 @@ mod table;
 mod text;
 mod waiting;
 
-pub use address::{Address, Condition, Filter, NoAddress};
-pub use frame::{Message, SCRIPT, STYLE, message};
-pub use history::{History, Point};
-pub use parts::{Key, Listing, listing, page, part};
-pub use scene::{Measured, Scene};
+pub use address::{ConditionFilter, Filter, NoAddress, PageAddress};
+pub use frame::{MessagePage, SCRIPT, STYLE, message};
+pub use history::{Point, UsageHistory};
+pub use parts::{PageParts, PartKey, listing, page, part};
+pub use scene::{ClusterScene, MeasuredUsage};

@@ -3,20 +3,20 @@
 use divvy_view::{NodeView, amounts};
 use maud::{Markup, html};
 
-use crate::bar::{self, Bar};
+use crate::bar::{self, GpuBar};
 use crate::select::namespaces;
 use crate::text::{counted, measured, memory, part, percent, shown};
-use crate::{Address, Scene, card, table};
+use crate::{ClusterScene, PageAddress, card, table};
 
-pub(crate) fn page(scene: &Scene, node: &NodeView) -> Markup {
+pub(crate) fn page(scene: &ClusterScene, node: &NodeView) -> Markup {
     html! {
-        nav.trail aria-label="Where this page is" { a href=(Address::Cluster(crate::Filter::default()).to_string()) { "Cluster" } " / " span { "Nodes" } }
+        nav.trail aria-label="Where this page is" { a href=(PageAddress::Cluster(crate::Filter::default()).to_string()) { "Cluster" } " / " span { "Nodes" } }
         (section(scene, node))
     }
 }
 
 /// Everything about the node, which an event replaces.
-pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
+pub(crate) fn section(scene: &ClusterScene, node: &NodeView) -> Markup {
     let usage = scene.usage(&node.name);
     let all = amounts::of_node(node, usage);
     let spaces: std::collections::BTreeSet<&str> = namespaces(node).collect();
@@ -33,7 +33,7 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
             }
             (card::troubles(scene, node))
             (bar::legend(spaces.into_iter().take(12)))
-            @for bar in Bar::of(node) {
+            @for bar in GpuBar::of(node) {
                 @let of = bar.amounts(node, usage);
                 section.gpu.trouble[bar.has_problem()] {
                     h2 {

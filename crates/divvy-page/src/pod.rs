@@ -5,18 +5,18 @@ use divvy_view::{GpuView, NodeView, PodView, amounts};
 use maud::{Markup, html};
 
 use crate::text::{counted, measured, memory, percent, shown, span};
-use crate::{Address, History, Scene, bar, chart};
+use crate::{ClusterScene, PageAddress, UsageHistory, bar, chart};
 
 /// Where a pod is.
 #[derive(Debug)]
-pub(crate) struct Place<'s> {
+pub(crate) struct PodPlace<'s> {
     pub(crate) node: &'s NodeView,
     /// The pod on each of its GPUs. Empty if it has none yet, or if it is not known which ones it has.
     on: Vec<(&'s GpuView, &'s PodView)>,
 }
 
 /// Find a pod.
-pub(crate) fn find<'s>(scene: &'s Scene, namespace: &str, name: &str) -> Option<Place<'s>> {
+pub(crate) fn find<'s>(scene: &'s ClusterScene, namespace: &str, name: &str) -> Option<PodPlace<'s>> {
     scene.view.nodes.iter().find_map(|node| {
         let on: Vec<_> = node
             .gpus
@@ -26,25 +26,25 @@ pub(crate) fn find<'s>(scene: &'s Scene, namespace: &str, name: &str) -> Option<
             .collect();
         let pending = node.pending.iter().any(|pod| pod.namespace == namespace && pod.name == name);
         let unnamed = node.unnamed.iter().any(|pod| pod.namespace == namespace && pod.name == name);
-        (!on.is_empty() || pending || unnamed).then_some(Place { node, on })
+        (!on.is_empty() || pending || unnamed).then_some(PodPlace { node, on })
     })
 }
 
-pub(crate) fn page(scene: &Scene, history: &History, place: &Place<'_>, namespace: &str, name: &str) -> Markup {
+pub(crate) fn page(scene: &ClusterScene, history: &UsageHistory, place: &PodPlace<'_>, namespace: &str, name: &str) -> Markup {
     let node = &place.node.name;
     html! {
-        nav.trail aria-label="Where this page is" { a href="/" { "Cluster" } " / " a href=(Address::Node(node.clone()).to_string()) { (shown(node)) } " / " span { "Pods" } }
+        nav.trail aria-label="Where this page is" { a href="/" { "Cluster" } " / " a href=(PageAddress::Node(node.clone()).to_string()) { (shown(node)) } " / " span { "Pods" } }
         (section(scene, history, place, namespace, name))
     }
 }
 
 /// Everything about the pod, which an event replaces.
-pub(crate) fn section(scene: &Scene, history: &History, place: &Place<'_>, namespace: &str, name: &str) -> Markup {
-    let Place { node, on } = place;
+pub(crate) fn section(scene: &ClusterScene, history: &UsageHistory, place: &PodPlace<'_>, namespace: &str, name: &str) -> Markup {
+    let PodPlace { node, on } = place;
     let uid = on.first().map(|(_, pod)| pod.uid.as_str());
     html! {
         div.single id="pod" {
-            h1 { svg.swatch width="14" height="14" aria-hidden="true" focusable="false" { rect class={ "n" (bar::Color::of(namespace)) } width="14" height="14" {} } span.faint { (shown(namespace)) "/" } (shown(name)) }
+            h1 { svg.swatch width="14" height="14" aria-hidden="true" focusable="false" { rect class={ "n" (bar::NamespaceColor::of(namespace)) } width="14" height="14" {} } span.faint { (shown(namespace)) "/" } (shown(name)) }
             @if on.is_empty() { p.note { "The pod is on node " (shown(&node.name)) ". It is not known which GPUs it has." } }
             @for (gpu, pod) in on { (on_gpu(scene, node, gpu, pod)) }
             @if let Some(uid) = uid { (last_hour(scene, history, uid, on, node)) }
@@ -52,14 +52,14 @@ pub(crate) fn section(scene: &Scene, history: &History, place: &Place<'_>, names
     }
 }
 
-fn on_gpu(scene: &Scene, node: &NodeView, gpu: &GpuView, pod: &PodView) -> Markup {
+fn on_gpu(scene: &ClusterScene, node: &NodeView, gpu: &GpuView, pod: &PodView) -> Markup {
     let usage = scene.usage(&node.name);
     let of = amounts::of_pod(node, gpu, pod, usage);
     let entries: Vec<&ContainerUsage> = amounts::entries(usage, pod, gpu.uuid.as_deref()).collect();
-    let only = bar::Bar { gpus: vec![gpu] };
+    let only = bar::GpuBar { gpus: vec![gpu] };
     html! {
         section.gpu.trouble[gpu.message.is_some()] {
-            h2 { "GPU " (gpu.index) " of " a href=(Address::Node(node.name.clone()).to_string()) { (shown(&node.name)) } " " span.faint { (gpu.model.as_deref().map(shown).unwrap_or_default()) } }
+            h2 { "GPU " (gpu.index) " of " a href=(PageAddress::Node(node.name.clone()).to_string()) { (shown(&node.name)) } " " span.faint { (gpu.model.as_deref().map(shown).unwrap_or_default()) } }
             @if let Some(message) = &gpu.message { p.alarm { "⚠ " (shown(message)) } }
             @if of.over > 0 { p.alarm { "▲ The pod uses " (memory(of.over)) " more than its share." } }
             dl.totals {
@@ -117,7 +117,7 @@ fn sign(kind: EscapeKind) -> &'static str {
     }
 }
 
-fn last_hour(scene: &Scene, history: &History, uid: &str, on: &[(&GpuView, &PodView)], node: &NodeView) -> Markup {
+fn last_hour(scene: &ClusterScene, history: &UsageHistory, uid: &str, on: &[(&GpuView, &PodView)], node: &NodeView) -> Markup {
     let points: Vec<_> = history.of(uid).collect();
     let now = scene.at / 60;
     let limit = amounts::of_pod_on(node, on.iter().copied());

@@ -4,33 +4,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::usage::Usage;
-use divvy_view::{NoUsage, NodeView, View, Waiting};
+use divvy_view::{NoUsage, NodeView, View, WaitingPod};
 
 /// What is known of a cluster at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Scene {
+pub struct ClusterScene {
     /// When it was read, in seconds since 1970.
     pub at: u64,
     /// The allocations.
     pub view: View,
     /// What the agents answered, by node. A node that was not asked has no entry.
-    pub answers: BTreeMap<String, Measured>,
+    pub answers: BTreeMap<String, MeasuredUsage>,
     /// The pods that wait for GPUs.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<WaitingPod>,
     /// Sentences about what is not known, and why: a missing right, a broken watch.
     pub notices: Vec<String>,
 }
 
 /// The answer of a node's agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Measured {
+pub struct MeasuredUsage {
     /// When it was read, in seconds since 1970.
     pub at: u64,
     /// The answer, or why there is none.
     pub usage: Result<Usage, NoUsage>,
 }
 
-impl Scene {
+impl ClusterScene {
     /// Return the node of this name.
     pub fn node(&self, name: &str) -> Option<&NodeView> {
         let at = self.view.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).ok()?;

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use divvy_view::{GpuView, NodeView, amounts};
 
-use crate::Scene;
-use crate::address::{Condition, Filter};
+use crate::ClusterScene;
+use crate::address::{ConditionFilter, Filter};
 
 /// The number of nodes on a page.
 pub(crate) const A_PAGE: usize = 100;
 
 /// The nodes of one page.
 #[derive(Debug)]
-pub(crate) struct Selected<'s> {
+pub(crate) struct SelectedNodes<'s> {
     pub(crate) nodes: Vec<&'s NodeView>,
     /// The number of nodes that the filter selects, on all pages.
     pub(crate) count: usize,
@@ -22,11 +22,11 @@ pub(crate) struct Selected<'s> {
     pub(crate) page: usize,
 }
 
-pub(crate) fn select<'s>(scene: &'s Scene, filter: &Filter) -> Selected<'s> {
+pub(crate) fn select<'s>(scene: &'s ClusterScene, filter: &Filter) -> SelectedNodes<'s> {
     let all: Vec<&NodeView> = scene.nodes().filter(|node| has(node, filter)).collect();
     let pages = all.len().div_ceil(A_PAGE).max(1);
     let page = filter.page.min(pages - 1);
-    Selected {
+    SelectedNodes {
         count: all.len(),
         nodes: all.into_iter().skip(page * A_PAGE).take(A_PAGE).collect(),
         pages,
@@ -35,7 +35,7 @@ pub(crate) fn select<'s>(scene: &'s Scene, filter: &Filter) -> Selected<'s> {
 }
 
 fn has(node: &NodeView, filter: &Filter) -> bool {
-    let condition = |wanted| (wanted == Condition::Problem) == has_problem(node);
+    let condition = |wanted| (wanted == ConditionFilter::Problem) == has_problem(node);
     let namespace = |wanted: &String| namespaces(node).any(|namespace| namespace == wanted);
     let gpu = |gpu: &GpuView| {
         let model = |wanted: &String| gpu.model.as_ref() == Some(wanted);
@@ -60,7 +60,7 @@ pub(crate) fn namespaces(node: &NodeView) -> impl Iterator<Item = &str> {
 }
 
 /// Return the product names of all GPUs.
-pub(crate) fn models(scene: &Scene) -> BTreeSet<&str> {
+pub(crate) fn models(scene: &ClusterScene) -> BTreeSet<&str> {
     let gpus = scene.nodes().flat_map(|node| &node.gpus);
     gpus.filter_map(|gpu| gpu.model.as_deref()).collect()
 }

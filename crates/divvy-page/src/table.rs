@@ -5,7 +5,7 @@ use divvy_view::amounts;
 use divvy_view::{GpuView, NodeView, PodView};
 use maud::{Markup, html};
 
-use crate::Address;
+use crate::PageAddress;
 use crate::text::{measured, memory, percent, shown};
 
 /// Return the table of a node, with a row for each GPU. The pods are on the page of the node: with them, the size of the cluster's page would grow with the number of
@@ -86,7 +86,7 @@ fn cells(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -
 
 /// Return a link to a pod's page.
 pub(crate) fn link(namespace: &str, name: &str) -> Markup {
-    let address = Address::Pod {
+    let address = PageAddress::Pod {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     };

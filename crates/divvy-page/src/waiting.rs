@@ -2,13 +2,13 @@
 
 use maud::{Markup, html};
 
-use crate::Scene;
+use crate::ClusterScene;
 use crate::text::{counted, shown, span};
 
 /// The maximum number of pods on the page.
 const SHOWN: usize = 200;
 
-pub(crate) fn page(scene: &Scene) -> Markup {
+pub(crate) fn page(scene: &ClusterScene) -> Markup {
     html! {
         h1 { "Pods that wait for GPUs" }
         (list(scene))
@@ -16,11 +16,11 @@ pub(crate) fn page(scene: &Scene) -> Markup {
 }
 
 /// The number of pods, for the navigation.
-pub(crate) fn count(scene: &Scene) -> Markup {
+pub(crate) fn count(scene: &ClusterScene) -> Markup {
     html! { span.count id="waiting-count" { (scene.waiting.len()) } }
 }
 
-pub(crate) fn list(scene: &Scene) -> Markup {
+pub(crate) fn list(scene: &ClusterScene) -> Markup {
     let rest = scene.waiting.len().saturating_sub(SHOWN);
     html! {
         div id="waiting" {

@@ -5,8 +5,8 @@
 
 #![allow(clippy::print_stdout)]
 
-use divvy_model::{Link, LinkKind, MiB};
-use divvy_placement::{Candidate, Topology};
+use divvy_model::{GpuLink, LinkKind, MiB};
+use divvy_placement::{GpuCandidate, Topology};
 use divvy_testkit::dice::Dice;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -20,14 +20,14 @@ fn now() -> f64 {
 
 fn machine(nvlinks: impl Fn(usize, usize) -> u32) -> Topology {
     let uuids: Vec<String> = (0..GPUS).map(|at| format!("GPU-{at}")).collect();
-    let links: Vec<Vec<Link>> = (0..GPUS)
+    let links: Vec<Vec<GpuLink>> = (0..GPUS)
         .map(|a| {
             let others = (0..GPUS).filter(|b| *b != a);
             others
                 .flat_map(|b| {
                     let bus = if a / 8 == b / 8 { LinkKind::Node } else { LinkKind::System };
                     let (low, high) = (a.min(b), a.max(b));
-                    [(LinkKind::NvLink, nvlinks(low, high)), (bus, 0)].map(|(kind, count)| Link {
+                    [(LinkKind::NvLink, nvlinks(low, high)), (bus, 0)].map(|(kind, count)| GpuLink {
                         peer: uuids[b].clone(),
                         kind,
                         count,
@@ -36,7 +36,7 @@ fn machine(nvlinks: impl Fn(usize, usize) -> u32) -> Topology {
                 .collect()
         })
         .collect();
-    let gpus: Vec<(&str, &[Link])> = uuids
+    let gpus: Vec<(&str, &[GpuLink])> = uuids
         .iter()
         .map(String::as_str)
         .zip(links.iter().map(Vec::as_slice))
@@ -71,8 +71,8 @@ fn main() {
         let links: Vec<u32> = (0..GPUS * GPUS).map(|_| (dice.number() % most) as u32).collect();
         machines.push((format!("random {number}, below {most}"), machine(|a, b| links[a * GPUS + b])));
     }
-    let candidates: Vec<Candidate> = (0..GPUS)
-        .map(|position| Candidate {
+    let candidates: Vec<GpuCandidate> = (0..GPUS)
+        .map(|position| GpuCandidate {
             position,
             free: MiB(dice.number() % 4),
             must: false,

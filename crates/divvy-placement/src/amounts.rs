@@ -6,9 +6,9 @@ use divvy_model::MiB;
 
 /// How often each amount of memory occurs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Amounts(BTreeMap<MiB, u64>);
+pub(crate) struct AmountCounts(BTreeMap<MiB, u64>);
 
-impl Amounts {
+impl AmountCounts {
     pub(crate) fn add(&mut self, amount: MiB) {
         *self.0.entry(amount).or_default() += 1;
     }
@@ -24,7 +24,7 @@ impl Amounts {
 
     /// Return the part of this free memory that is too small a piece for a pod, in millionths: the mean over the pods that ask for these
     /// amounts. 0 if nothing is free, or if no pod asks for anything.
-    pub(crate) fn too_small_for(&self, asked: &Amounts) -> u32 {
+    pub(crate) fn too_small_for(&self, asked: &AmountCounts) -> u32 {
         let mut asked_rising = asked.0.iter().peekable();
         let (mut satisfied, mut useful, mut free) = (0_u128, 0_u128, 0_u128);
         for (amount, gpus) in &self.0 {

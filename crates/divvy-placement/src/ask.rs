@@ -7,7 +7,7 @@ use divvy_model::limits::shortened;
 use divvy_model::{Error, GpuRules, Health, Isolation, MemoryUnit, MiB, Pod, PodRequest, Vendor, WholeKind};
 
 use crate::amount::Amount;
-use crate::node::{GpuState, NodeState, Source};
+use crate::node::{GpuSource, GpuState, NodeState};
 use crate::products::Product;
 
 /// The maximum length in bytes of a pod's rules when they are repeated in a text.
@@ -197,7 +197,7 @@ impl Ask {
     /// Report whether the pod requests several GPUs on a node where a pod can get only one: gpushare's device plugin gives no
     /// more.
     pub(crate) fn is_too_wide_for(&self, state: &NodeState) -> bool {
-        self.whole.is_none() && self.gpus > 1 && state.source != Source::Inventory
+        self.whole.is_none() && self.gpus > 1 && state.source != GpuSource::Inventory
     }
 
     /// Report whether the pod requests several GPUs on a node whose shared GPUs are all parts of GPUs ([`Ask::is_for`]).

@@ -6,10 +6,10 @@ use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, Vendor, WholeKind, names
 use crate::amount::Amount;
 use crate::ask::Ask;
 use crate::ledger::Ledger;
-use crate::node::Source;
-use crate::node_view::NodeView;
-use crate::parts::{self, Part};
-use crate::refusal::Refusal;
+use crate::node::GpuSource;
+use crate::node_view::LedgerNode;
+use crate::parts::{self, HeldShare};
+use crate::refusal::NodeRefusal;
 
 /// What one node answers to one request: every number that the decision was made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,15 +19,15 @@ pub struct NodeReport {
     /// The request.
     pub ask: Ask,
     /// The decision. On success, the indices of the GPUs that would be chosen now; empty for a pod that requests no GPU memory.
-    pub verdict: Result<Vec<u32>, Refusal>,
+    pub verdict: Result<Vec<u32>, NodeRefusal>,
     /// Where the description of the node's GPUs comes from; `None` if the node is not known.
-    pub source: Option<Source>,
+    pub source: Option<GpuSource>,
     /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
     /// The GPUs of the requested kind in ascending order of index: the shared ones, or those that are offered as a whole.
     pub gpus: Vec<GpuReport>,
     /// The number of GPUs that look free here but are in use, because pods hold whole GPUs without an allocation
-    /// ([`NodeView::unlocated_whole`]).
+    /// ([`LedgerNode::unlocated_whole`]).
     pub unnamed: u64,
 }
 
@@ -208,27 +208,27 @@ impl fmt::Display for NodeReport {
                     .map_or(Cow::Borrowed("the requested GPUs"), WholeKind::resource)
             ),
             Ok(gpus) => write!(f, "node {node} has room for {} on {}", self.ask, gpu_list(gpus)),
-            Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
-            Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
-            Err(Refusal::Uncountable(ask)) => write!(f, "{ask} is not a request that any GPU could meet"),
-            Err(Refusal::Unreadable(error)) => write!(f, "the pod's annotations: {error}"),
-            Err(Refusal::OnlyMigDevices) => write!(
+            Err(NodeRefusal::UnknownNode) => write!(f, "node {node} is not known"),
+            Err(NodeRefusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
+            Err(NodeRefusal::Uncountable(ask)) => write!(f, "{ask} is not a request that any GPU could meet"),
+            Err(NodeRefusal::Unreadable(error)) => write!(f, "the pod's annotations: {error}"),
+            Err(NodeRefusal::OnlyMigDevices) => write!(
                 f,
                 "node {node} has only MIG devices, and a CUDA process uses only one of them; several GPUs need GPUs that are not divided"
             ),
-            Err(Refusal::OneGpuOnly) => write!(
+            Err(NodeRefusal::OneGpuOnly) => write!(
                 f,
                 "node {node} is served by gpushare's device plugin, which gives a container one GPU; several GPUs need Divvy's agent"
             ),
-            Err(Refusal::OtherVendor(wanted)) => write!(
+            Err(NodeRefusal::OtherVendor(wanted)) => write!(
                 f,
                 "node {node} shares no {wanted} GPU, but GPUs of another vendor; the annotation {} selects the vendor ({} without it)",
                 names::GPU_VENDOR,
                 Vendor::default()
             ),
-            Err(Refusal::NoneOfKind(kind)) => write!(f, "node {node} has no {} that Divvy offers", kind.plural()),
-            Err(Refusal::TooFewWhole(_)) => self.fmt_whole(f),
-            Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_) | Refusal::TooFewFit(_)) => {
+            Err(NodeRefusal::NoneOfKind(kind)) => write!(f, "node {node} has no {} that Divvy offers", kind.plural()),
+            Err(NodeRefusal::TooFewWhole(_)) => self.fmt_whole(f),
+            Err(NodeRefusal::NoGpuFits | NodeRefusal::NoGpuTaken(_) | NodeRefusal::TooFewFit(_)) => {
                 match self.ask.wanted() {
                     rules if self.ask.gpus > 1 => {
                         let (fit, taken) = self.fitting();
@@ -317,7 +317,7 @@ impl Ledger {
     /// Explain what a node answers to a request.
     pub fn explain(&self, node: &str, ask: &Ask) -> NodeReport {
         let verdict = match self.choose(node, ask) {
-            Err(refusal) if refusal == Refusal::UnknownNode || !ask.is_nothing() => Err(refusal),
+            Err(refusal) if refusal == NodeRefusal::UnknownNode || !ask.is_nothing() => Err(refusal),
             Ok(choice) if !ask.is_nothing() => Ok(choice.gpus.iter().map(|gpu| gpu.index).collect()),
             _ => Ok(Vec::new()),
         };
@@ -358,14 +358,14 @@ impl Ledger {
     }
 }
 
-impl NodeView<'_> {
+impl LedgerNode<'_> {
     /// List the pods that hold memory of the GPU at this position: largest share first, then by name. Shares of GPUs that the
     /// node does not have are not included (see [`crate::Anomaly`]).
     pub fn holders(&self, position: usize) -> Vec<Holder> {
         let Some(state) = self.state() else {
             return Vec::new();
         };
-        let here = |parts: Vec<Part>| {
+        let here = |parts: Vec<HeldShare>| {
             let here = parts.into_iter().filter(|part| part.position == Some(position));
             here.fold(Amount::NONE, |sum, part| sum.plus(part.amount()))
         };
@@ -402,7 +402,7 @@ impl NodeView<'_> {
     }
 }
 
-fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
+fn reports(view: &LedgerNode<'_>, ask: &Ask) -> Vec<GpuReport> {
     let gpus = view.state().map(|state| state.gpus.as_slice()).unwrap_or_default();
     gpus.iter()
         .enumerate()

@@ -24,10 +24,10 @@ pub struct Victims<'a> {
 
 /// The price of victims: the highest priority among them, their number, and the memory that they hold on the GPU. Lower is
 /// better.
-type Price = (Option<i64>, usize, MiB);
+type VictimPrice = (Option<i64>, usize, MiB);
 
 /// Returns what is free of the GPU at a position, as if the given allocated amount were free as well.
-type Free<'f> = &'f dyn Fn(usize, Amount) -> Amount;
+type FreeAt<'f> = &'f dyn Fn(usize, Amount) -> Amount;
 
 /// Return the positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims are
 /// tried first: pods that are being deleted, then deleted pods whose containers still run, then pods of lower priority.
@@ -85,7 +85,7 @@ pub(crate) fn fewest<'a>(entry: &NodeAccount, ask: &Ask, candidates: &[&PodOnNod
 fn fewest_where<'a>(
     entry: &NodeAccount,
     ask: &Ask,
-    free: Free<'_>,
+    free: FreeAt<'_>,
     mut needed: usize,
     mut held: Vec<usize>,
     candidates: &[&PodOnNode<'a>],
@@ -207,7 +207,7 @@ impl PodOnNode<'_> {
 
 /// Remove victims that are not needed any longer because other victims go. The most expensive victims are tried first.
 fn spare(
-    free: Free<'_>,
+    free: FreeAt<'_>,
     needs: &dyn Fn(usize) -> Option<Amount>,
     positions: &[usize],
     candidates: &[&PodOnNode<'_>],
@@ -244,7 +244,7 @@ fn fewest_on_one(
     room: &dyn Fn(Amount) -> bool,
     mut here: Vec<(i64, Amount, usize)>,
     candidates: &[&PodOnNode<'_>],
-) -> Option<(Price, Vec<usize>)> {
+) -> Option<(VictimPrice, Vec<usize>)> {
     if room(Amount::NONE) {
         return Some(((None, 0, MiB::ZERO), Vec::new()));
     }

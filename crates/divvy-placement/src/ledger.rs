@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey, kept};
 
-use crate::amounts::Amounts;
+use crate::amounts::AmountCounts;
 use crate::ask::Ask;
 use crate::departed::Departed;
 use crate::node::NodeState;
 use crate::node_account::NodeAccount;
-use crate::node_view::NodeView;
+use crate::node_view::LedgerNode;
 use crate::pods::{ByUid, Pods};
 use crate::products::Products;
 use crate::reservation::{Reservation, Standing};
-use crate::waiting::{WaitReason, Waiting};
+use crate::waiting::{WaitReason, WaitingPods};
 
 /// Nodes, pods, and the allocations that are being written, and what is free on each GPU.
 ///
@@ -32,11 +32,11 @@ use crate::waiting::{WaitReason, Waiting};
 pub struct Ledger {
     unit: MemoryUnit,
     pub(crate) pods: Pods,
-    waiting: Waiting,
+    waiting: WaitingPods,
     /// What the pods that have not ended ask of one GPU.
-    pub(crate) asked: Amounts,
+    pub(crate) asked: AmountCounts,
     /// What is free on each healthy, shared GPU.
-    pub(crate) free_pieces: Amounts,
+    pub(crate) free_pieces: AmountCounts,
     /// Hashed by name, because filter looks up every node of the cluster. To iterate in order of the names, use
     /// [`Ledger::nodes`].
     pub(crate) nodes: HashMap<String, NodeAccount>,
@@ -95,9 +95,9 @@ impl Ledger {
         Ledger {
             unit,
             pods: Pods::default(),
-            waiting: Waiting::default(),
-            asked: Amounts::default(),
-            free_pieces: Amounts::default(),
+            waiting: WaitingPods::default(),
+            asked: AmountCounts::default(),
+            free_pieces: AmountCounts::default(),
             nodes: HashMap::new(),
             products: Products::default(),
             unhealthy: BTreeMap::new(),
@@ -119,25 +119,25 @@ impl Ledger {
     }
 
     /// Return the node with what is taken on it, even if it is known only because pods say that they are on it.
-    pub fn node<'a>(&'a self, name: &str) -> Option<NodeView<'a>> {
+    pub fn node<'a>(&'a self, name: &str) -> Option<LedgerNode<'a>> {
         let (name, entry) = self.nodes.get_key_value(name)?;
         Some(self.view(name, entry))
     }
 
     /// Return all nodes, ordered by name.
-    pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
+    pub fn nodes(&self) -> impl Iterator<Item = LedgerNode<'_>> {
         let mut nodes: Vec<_> = self.nodes_in_any_order().collect();
         nodes.sort_unstable_by_key(|view| view.name);
         nodes.into_iter()
     }
 
     /// Return all nodes in any order, for sums.
-    pub(crate) fn nodes_in_any_order(&self) -> impl Iterator<Item = NodeView<'_>> {
+    pub(crate) fn nodes_in_any_order(&self) -> impl Iterator<Item = LedgerNode<'_>> {
         self.nodes.iter().map(|(name, entry)| self.view(name, entry))
     }
 
-    fn view<'a>(&'a self, name: &'a str, entry: &'a NodeAccount) -> NodeView<'a> {
-        NodeView {
+    fn view<'a>(&'a self, name: &'a str, entry: &'a NodeAccount) -> LedgerNode<'a> {
+        LedgerNode {
             name,
             entry,
             unit: self.unit,
@@ -542,13 +542,13 @@ impl Ledger {
     }
 
     /// Return the nodes that changed after this version and have an overbooked GPU.
-    pub(crate) fn overbooked_nodes(&self, since: u64) -> impl Iterator<Item = NodeView<'_>> {
+    pub(crate) fn overbooked_nodes(&self, since: u64) -> impl Iterator<Item = LedgerNode<'_>> {
         let changed = self.overbooked.range((since.saturating_add(1), String::new())..);
         changed.filter_map(|(_, name)| self.node(name))
     }
 
     /// Return the nodes that changed after this version, in the order of their versions.
-    pub fn changed_since(&self, version: u64) -> impl Iterator<Item = NodeView<'_>> {
+    pub fn changed_since(&self, version: u64) -> impl Iterator<Item = LedgerNode<'_>> {
         let changed = self.versions.range(version.saturating_add(1)..);
         changed.filter_map(|(_, name)| self.node(name))
     }

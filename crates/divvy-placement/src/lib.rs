@@ -3,7 +3,7 @@
 //! - [`NodeState`]: one node's GPUs, as its inventory or its capacity describes them
 //! - [`Ledger`]: nodes, pods, and allocations that are being written, updated event by event; what is free on each GPU
 //! - [`parts`]: what a pod holds of a node's GPUs, and what is free on a GPU; for everything that shows allocations, too
-//! - [`Ask`], [`Choice`], [`Refusal`]: whether a request fits, on which GPUs, and why not
+//! - [`Ask`], [`Choice`], [`NodeRefusal`]: whether a request fits, on which GPUs, and why not
 //! - `speed`: how fast a GPU is, as an estimate (`divvy.dev/gpu-prefer: fastest`)
 //! - [`Topology`]: how a node's GPUs are connected, and which of them work best together
 //! - [`NodeReport`]: a refusal with all its details, for `divvy why`, events, and error messages
@@ -79,17 +79,17 @@ pub use explain::{DepartedHolder, GpuReport, Holder, HolderKind, NodeReport, Nom
 pub use fewest::Victims;
 pub use kept_for::KeptFor;
 pub use ledger::Ledger;
-pub use node::{GpuState, NodeState, Source, Unusable};
+pub use node::{GpuSource, GpuState, NodeState, UnusableGpus};
 pub use node_account::Nominated;
 pub use node_gpus::{GpuRef, NodeGpus};
-pub use node_view::NodeView;
+pub use node_view::LedgerNode;
 pub use overbooked::{Overbooked, Promise};
-pub use parts::Part;
-pub use question::Question;
-pub use refusal::Refusal;
+pub use parts::HeldShare;
+pub use question::PlacementQuestion;
+pub use refusal::NodeRefusal;
 pub use reservation::{Reservation, Standing};
 pub use taste::Taste;
-pub use topology::{Candidate, Topology};
+pub use topology::{GpuCandidate, Topology};
 pub use totals::Totals;
 pub use waiting::WaitReason;
 pub use what_if::Room;

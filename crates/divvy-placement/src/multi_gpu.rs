@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::node_account::NodeAccount;
 use crate::one_gpu::liking;
 use crate::taste::Taste;
-use crate::topology::Candidate;
+use crate::topology::GpuCandidate;
 
 /// Choose as many of the GPUs at these positions as the pod requests, in ascending order; `None` if too few of them have room.
 ///
@@ -24,21 +24,21 @@ pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>, among: impl IntoItera
     // GPUs that the pod prefers over the last one that it needs are taken in any case, regardless of their connections.
     let (least, _) = *liked.get(ask.gpus.checked_sub(1)?)?;
     liked.retain(|(liking, _)| *liking >= least);
-    let candidates: Vec<Candidate> = liked
+    let candidates: Vec<GpuCandidate> = liked
         .into_iter()
-        .map(|(liking, position)| Candidate {
+        .map(|(liking, position)| GpuCandidate {
             position,
             free: entry.free_for(position, ask),
             must: liking > least,
         })
         .collect();
-    let mut alike: BTreeMap<_, Vec<Candidate>> = BTreeMap::new();
+    let mut alike: BTreeMap<_, Vec<GpuCandidate>> = BTreeMap::new();
     for candidate in &candidates {
         let gpu = &state.gpus[candidate.position];
         alike.entry((gpu.model.as_str(), gpu.total)).or_default().push(*candidate);
     }
     let musts = candidates.iter().filter(|candidate| candidate.must).count();
-    let enough = |of: &&Vec<Candidate>| of.iter().filter(|candidate| candidate.must).count() == musts;
+    let enough = |of: &&Vec<GpuCandidate>| of.iter().filter(|candidate| candidate.must).count() == musts;
     let sets = alike
         .values()
         .filter(enough)

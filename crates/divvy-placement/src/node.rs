@@ -19,7 +19,7 @@ pub struct NodeState {
     /// The UID of the node object. A node object with the same name and another UID is a different node.
     pub uid: String,
     /// Where the description of the GPUs comes from, and whether they may be offered.
-    pub source: Source,
+    pub source: GpuSource,
     /// The GPUs in ascending order of vendor and index, including those that failed or cannot be offered.
     pub gpus: Vec<GpuState>,
     /// Units in which pods of this node may request memory, in addition to the cluster's unit ([`Inventory::other_units`]).
@@ -89,7 +89,7 @@ pub struct GpuState {
 
 impl GpuState {
     /// Return [`NodeState::gpus`] of a node, without the rest of its state. The list is empty if the node has no GPUs, or if they cannot be told apart
-    /// ([`Unusable::Uneven`], [`Unusable::Unreadable`]).
+    /// ([`UnusableGpus::Uneven`], [`UnusableGpus::Unreadable`]).
     pub fn list(node: &Node, unit: MemoryUnit) -> Vec<GpuState> {
         read_gpus(node, unit).1
     }
@@ -125,18 +125,18 @@ fn topology(node: &Node, gpus: &[GpuState]) -> Topology {
 
 /// Where the description of a node's GPUs comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum GpuSource {
     /// A valid annotation `divvy.dev/inventory`, which gives each GPU's own size.
     Inventory,
     /// The capacity of gpu-mem divided by gpu-count, the way gpushare reads a node.
     Division,
     /// The node's GPUs are not offered to any pod.
-    Unusable(Unusable),
+    Unusable(UnusableGpus),
 }
 
 /// Why a node's GPUs are not offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unusable {
+pub enum UnusableGpus {
     /// The node has no capacity of gpu-mem.
     NotShared,
     /// The inventory counts in a different unit than the cluster.
@@ -167,25 +167,25 @@ pub enum Unusable {
     },
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for UnusableGpus {
     /// Say what is wrong and what to do, as text that follows "node n1: ".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::NotShared => f.write_str("it offers no aliyun.com/gpu-mem (does the Divvy agent run there?)"),
-            Unusable::OtherUnit { node, cluster } => write!(
+            UnusableGpus::NotShared => f.write_str("it offers no aliyun.com/gpu-mem (does the Divvy agent run there?)"),
+            UnusableGpus::OtherUnit { node, cluster } => write!(
                 f,
                 "its agent counts memory in {node}, the cluster in {cluster}; give both the same --memory-unit"
             ),
-            Unusable::UnitsDiffer { inventory, capacity } => write!(
+            UnusableGpus::UnitsDiffer { inventory, capacity } => write!(
                 f,
                 "its inventory lists {inventory} units of gpu-mem but the node's capacity is {capacity}; \
                  this passes when the kubelet has caught up with the agent; otherwise another device plugin advertises gpu-mem there"
             ),
-            Unusable::Unschedulable => f.write_str(
+            UnusableGpus::Unschedulable => f.write_str(
                 "its agent or its kubelet is starting or stopping; this passes when the agent has registered with the kubelet",
             ),
-            Unusable::Unreadable(error) => write!(f, "{error}"),
-            Unusable::Uneven { units, gpus } => write!(
+            UnusableGpus::Unreadable(error) => write!(f, "{error}"),
+            UnusableGpus::Uneven { units, gpus } => write!(
                 f,
                 "it has no annotation divvy.dev/inventory, and its {units} units of gpu-mem cannot be divided evenly among {gpus} GPUs{}",
                 if *gpus > NODE_GPUS as u64 {
@@ -227,12 +227,12 @@ impl NodeState {
 
     /// Return why the node's GPUs are not offered in one of the two ways: as a whole, or as shared GPUs if `whole` is
     /// `None`. Most reasons are about units of gpu-mem, which do not concern whole GPUs.
-    pub fn unusable(&self, whole: Option<WholeKind>) -> Option<&Unusable> {
+    pub fn unusable(&self, whole: Option<WholeKind>) -> Option<&UnusableGpus> {
         match (&self.source, whole) {
-            (Source::Inventory | Source::Division, _) => None,
-            (Source::Unusable(why @ (Unusable::Unschedulable | Unusable::Unreadable(_))), _) => Some(why),
-            (Source::Unusable(_), Some(_)) => None,
-            (Source::Unusable(why), None) => Some(why),
+            (GpuSource::Inventory | GpuSource::Division, _) => None,
+            (GpuSource::Unusable(why @ (UnusableGpus::Unschedulable | UnusableGpus::Unreadable(_))), _) => Some(why),
+            (GpuSource::Unusable(_), Some(_)) => None,
+            (GpuSource::Unusable(why), None) => Some(why),
         }
     }
 
@@ -321,16 +321,16 @@ fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<WholeKind> {
     node.whole.keys().copied().filter(|kind| !ours(*kind)).collect()
 }
 
-fn read_gpus(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
+fn read_gpus(node: &Node, unit: MemoryUnit) -> (GpuSource, Vec<GpuState>) {
     match &node.inventory {
         None => read_division(node, unit),
         Some(Ok(inventory)) => read_inventory(node, inventory, unit),
-        Some(Err(_)) if node.capacity_units == 0 => (Source::Unusable(Unusable::NotShared), Vec::new()),
-        Some(Err(error)) => (Source::Unusable(Unusable::Unreadable(error.clone())), Vec::new()),
+        Some(Err(_)) if node.capacity_units == 0 => (GpuSource::Unusable(UnusableGpus::NotShared), Vec::new()),
+        Some(Err(error)) => (GpuSource::Unusable(UnusableGpus::Unreadable(error.clone())), Vec::new()),
     }
 }
 
-fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
+fn read_division(node: &Node, unit: MemoryUnit) -> (GpuSource, Vec<GpuState>) {
     match divided(node) {
         Ok(each) => {
             // `divided` bounds the count.
@@ -360,33 +360,33 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     only_named: false,
                 })
                 .collect();
-            (Source::Division, gpus)
+            (GpuSource::Division, gpus)
         }
-        Err(why) => (Source::Unusable(why), Vec::new()),
+        Err(why) => (GpuSource::Unusable(why), Vec::new()),
     }
 }
 
-fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
+fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (GpuSource, Vec<GpuState>) {
     let mut gpus: Vec<GpuState> = inventory.gpus.iter().map(|gpu| read_gpu(inventory, gpu)).collect();
     gpus.sort_by(|a, b| (a.vendor, a.index, &a.uuid).cmp(&(b.vendor, b.index, &b.uuid)));
     let inventory_units = inventory.total_units();
     let offers_whole = gpus.iter().any(|gpu| gpu.whole.is_some());
     let shares = node.capacity_units > 0;
     let source = if !shares && !offers_whole {
-        Source::Unusable(Unusable::NotShared)
+        GpuSource::Unusable(UnusableGpus::NotShared)
     } else if inventory.unschedulable {
-        Source::Unusable(Unusable::Unschedulable)
+        GpuSource::Unusable(UnusableGpus::Unschedulable)
     } else if !shares && inventory_units == 0 {
-        Source::Inventory
+        GpuSource::Inventory
     } else if !shares {
-        Source::Unusable(Unusable::NotShared)
+        GpuSource::Unusable(UnusableGpus::NotShared)
     } else if inventory.unit != unit {
-        Source::Unusable(Unusable::OtherUnit {
+        GpuSource::Unusable(UnusableGpus::OtherUnit {
             node: inventory.unit,
             cluster: unit,
         })
     } else if inventory_units == node.capacity_units {
-        Source::Inventory
+        GpuSource::Inventory
     } else {
         match divided(node) {
             Ok(each) if usize::try_from(node.capacity_gpus) == Ok(gpus.iter().filter(|gpu| gpu.is_shared()).count()) => {
@@ -394,9 +394,9 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
                     gpu.units = gpu.units.min(each);
                     gpu.capacity = unit.memory(gpu.units).unwrap_or(MiB::ZERO);
                 }
-                Source::Division
+                GpuSource::Division
             }
-            _ => Source::Unusable(Unusable::UnitsDiffer {
+            _ => GpuSource::Unusable(UnusableGpus::UnitsDiffer {
                 inventory: inventory_units,
                 capacity: node.capacity_units,
             }),
@@ -444,13 +444,13 @@ fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
 /// Return the number of units per GPU by gpushare's division. The division must come out even, as it does on every node that
 /// gpushare's plugin serves: a remainder means GPUs of different sizes, and an average would promise too much memory of the small
 /// ones.
-fn divided(node: &Node) -> Result<u64, Unusable> {
+fn divided(node: &Node) -> Result<u64, UnusableGpus> {
     let (units, gpus) = (node.capacity_units, node.capacity_gpus);
     if units == 0 {
-        return Err(Unusable::NotShared);
+        return Err(UnusableGpus::NotShared);
     }
     if gpus == 0 || gpus > NODE_GPUS as u64 || units % gpus != 0 {
-        return Err(Unusable::Uneven { units, gpus });
+        return Err(UnusableGpus::Uneven { units, gpus });
     }
     Ok(units / gpus)
 }

@@ -9,7 +9,7 @@ use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
 use crate::parts;
 use crate::pods::ByUid;
-use crate::usage::Usage;
+use crate::usage::TakenUsage;
 
 /// What is free on each healthy, shared GPU with anything free, in the order of the GPUs.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub(crate) struct NodeAccount {
     pub(crate) nominated: BTreeSet<String>,
     /// The GPUs kept for the nominated pods, highest priority first.
     pub(crate) nominated_to: Vec<Nominated>,
-    pub(crate) usage: Usage,
+    pub(crate) usage: TakenUsage,
     /// What is free on its GPUs. `None` if nothing is.
     pub(crate) free_pieces: Option<Box<FreePieces>>,
     pub(crate) version: u64,

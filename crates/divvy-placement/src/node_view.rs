@@ -8,15 +8,15 @@ use crate::ask::Ask;
 use crate::departed::Departed;
 use crate::node::NodeState;
 use crate::node_account::{NodeAccount, Nominated};
-use crate::parts::{self, Part};
-use crate::refusal::Refusal;
+use crate::parts::{self, HeldShare};
+use crate::refusal::NodeRefusal;
 use crate::reservation::Reservation;
 use crate::taste::Taste;
 use crate::{choose, multi_gpu, one_gpu};
 
 /// A node as the ledger sees it.
 #[derive(Debug, Clone, Copy)]
-pub struct NodeView<'a> {
+pub struct LedgerNode<'a> {
     pub(crate) name: &'a str,
     pub(crate) entry: &'a NodeAccount,
     /// The cluster's unit of gpu-mem.
@@ -27,7 +27,7 @@ pub struct NodeView<'a> {
     pub(crate) all_reservations: &'a BTreeMap<String, BTreeMap<String, Reservation>>,
 }
 
-impl<'a> NodeView<'a> {
+impl<'a> LedgerNode<'a> {
     /// Return the node's name.
     pub fn name(&self) -> &'a str {
         self.name
@@ -70,7 +70,7 @@ impl<'a> NodeView<'a> {
         self.entry.unnamed_whole(kind)
     }
 
-    /// Return how many of the [`NodeView::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
+    /// Return how many of the [`LedgerNode::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
     /// neither a pod's allocation nor a departed pod explains that.
     ///
     /// A held GPU may instead be in use by a container whose pod is gone. Then too few GPUs are kept free until the container
@@ -90,7 +90,7 @@ impl<'a> NodeView<'a> {
     ///
     /// # Errors
     /// The refusal says why the pod has no room here.
-    pub fn best(&self, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
+    pub fn best(&self, taste: &Taste<'_>) -> Result<Vec<usize>, NodeRefusal> {
         choose::best(self.entry, taste)
     }
 
@@ -107,7 +107,7 @@ impl<'a> NodeView<'a> {
     }
 
     /// Return the shares that a bound pod holds on this node, one for each GPU.
-    pub fn parts(&self, pod: &Pod) -> Vec<Part> {
+    pub fn parts(&self, pod: &Pod) -> Vec<HeldShare> {
         self.state()
             .map_or_else(Vec::new, |state| parts::of_pod(pod, state, self.unit))
     }
@@ -168,7 +168,7 @@ impl<'a> NodeView<'a> {
         self.arrivals().map(|(_, pod)| pod)
     }
 
-    /// Return the pods of [`NodeView::pods`], each with its arrival number, which is higher the later the pod was seen to be
+    /// Return the pods of [`LedgerNode::pods`], each with its arrival number, which is higher the later the pod was seen to be
     /// bound here.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u64, &'a Pod)> {
         let pods = self.entry.pods.iter().map(|(pod, arrival)| (*arrival, &*pod.0));

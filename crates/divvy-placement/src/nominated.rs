@@ -47,11 +47,11 @@ pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryU
         (pod, ask)
     };
     let waiting: Vec<(Pod, Ask)> = waiting.into_iter().map(with_ask).collect();
-    let mut best = keep_for_each(entry, &here, &waiting, Way::BestFit);
+    let mut best = keep_for_each(entry, &here, &waiting, ChoiceWay::BestFit);
     if waiting.len() > FEW {
         return;
     }
-    let mut try_another = |best: &mut Vec<Room>, way| {
+    let mut try_another = |best: &mut Vec<NominatedRoom>, way| {
         let kept = entry.nominated_to.clone();
         let found = keep_for_each(entry, &here, &waiting, way);
         // The most important pod that the two ways serve differently decides.
@@ -61,26 +61,26 @@ pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryU
             entry.nominated_to = kept;
         }
     };
-    if best.iter().any(|room| *room < Room::Now) && waiting.iter().any(|(_, ask)| ask.gpus > 1) {
-        try_another(&mut best, Way::Roomiest);
+    if best.iter().any(|room| *room < NominatedRoom::Now) && waiting.iter().any(|(_, ask)| ask.gpus > 1) {
+        try_another(&mut best, ChoiceWay::Roomiest);
     }
-    if best.contains(&Room::Never) {
-        try_another(&mut best, Way::LargestFirst);
+    if best.contains(&NominatedRoom::Never) {
+        try_another(&mut best, ChoiceWay::LargestFirst);
     }
 }
 
 /// Choose GPUs for the pods in one way. Return for each pod whether it has room now, later, or never.
-fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
+fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Pod, Ask)], way: ChoiceWay) -> Vec<NominatedRoom> {
     entry.nominated_to.clear();
     let mut order: Vec<(usize, &(Pod, Ask))> = waiting.iter().enumerate().collect();
-    if way == Way::LargestFirst {
+    if way == ChoiceWay::LargestFirst {
         order.sort_by_key(|(_, (pod, ask))| (Reverse(pod.priority), Reverse(ask.memory)));
     }
     let mut found = Vec::new();
     for (at, (pod, ask)) in order {
         let (room, positions) = kept_positions(entry, here, pod, ask, way);
         found.push((at, room));
-        if let (true, Some(memory)) = (room > Room::Never, ask.memory) {
+        if let (true, Some(memory)) = (room > NominatedRoom::Never, ask.memory) {
             let gpus = entry.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
             let kept = positions.iter().filter_map(|position| gpus.get(*position));
             // Of whole GPUs of different sizes, the largest is enough for each.
@@ -100,22 +100,28 @@ fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Po
 }
 
 /// Return the GPUs on which the pod has room, or else the GPUs on which it will have room when its victims have ended.
-fn kept_positions(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Pod, ask: &Ask, way: Way) -> (Room, Vec<usize>) {
+fn kept_positions(
+    entry: &NodeAccount,
+    here: &[PodOnNode<'_>],
+    pod: &Pod,
+    ask: &Ask,
+    way: ChoiceWay,
+) -> (NominatedRoom, Vec<usize>) {
     if let Ok(mut positions) = choose::best(entry, &Taste::of(ask)) {
-        if way == Way::Roomiest && ask.gpus > 1 {
+        if way == ChoiceWay::Roomiest && ask.gpus > 1 {
             positions = roomiest(entry, ask);
         }
-        return (Room::Now, positions);
+        return (NominatedRoom::Now, positions);
     }
     match room_to_come(entry, here, pod, ask) {
-        Some(positions) => (Room::ToCome, positions),
-        None => (Room::Never, Vec::new()),
+        Some(positions) => (NominatedRoom::ToCome, positions),
+        None => (NominatedRoom::Never, Vec::new()),
     }
 }
 
 /// How the GPUs for a nominated pod are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ChoiceWay {
     BestFit,
     /// A pod that takes several GPUs gets those with the most room, which leaves more GPUs with some room.
     Roomiest,
@@ -125,7 +131,7 @@ enum Way {
 
 /// When a node has room for a nominated pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Room {
+enum NominatedRoom {
     Never,
     /// When the pod's victims have ended.
     ToCome,

@@ -1,7 +1,7 @@
 use divvy_model::{MiB, PodKey};
 
 use crate::ledger::Ledger;
-use crate::node_view::NodeView;
+use crate::node_view::LedgerNode;
 
 /// A GPU of which more memory is promised to bound pods than it has. This is only on paper: the node's agent does not start a
 /// container for which no memory is free.
@@ -41,7 +41,7 @@ impl Ledger {
     }
 }
 
-fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
+fn of_node(view: &LedgerNode<'_>) -> Vec<Overbooked> {
     let Some(state) = view.state() else {
         return Vec::new();
     };

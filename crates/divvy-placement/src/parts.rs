@@ -7,7 +7,7 @@ use crate::node_gpus::NodeGpus;
 
 /// A share of a GPU that a pod holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct HeldShare {
     /// The GPU's position in [`NodeGpus`]; `None` if the node has no such GPU.
     pub position: Option<usize>,
     /// The GPU's UUID or index, as the pod's annotation names it.
@@ -20,7 +20,7 @@ pub struct Part {
     pub whole: bool,
 }
 
-impl Part {
+impl HeldShare {
     pub(crate) fn amount(&self) -> Amount {
         Amount {
             memory: self.memory,
@@ -36,7 +36,7 @@ impl Part {
 }
 
 /// Return the free memory of a GPU. `used` is the sum of the pods' parts on the GPU, `anywhere` the sum of the parts that may be on any GPU of the node
-/// ([`Part::is_anywhere`]), and `held` what containers of deleted pods hold of the GPU. 0 if that is more than `capacity`.
+/// ([`HeldShare::is_anywhere`]), and `held` what containers of deleted pods hold of the GPU. 0 if that is more than `capacity`.
 pub fn free(capacity: MiB, used: MiB, anywhere: MiB, held: MiB) -> MiB {
     capacity.saturating_sub(used).saturating_sub(anywhere).saturating_sub(held)
 }
@@ -45,9 +45,9 @@ pub fn free(capacity: MiB, used: MiB, anywhere: MiB, held: MiB) -> MiB {
 /// more. The kubelet gave the pod devices for its whole request, so a smaller amount in the annotations, which some client
 /// may have written without the extender, frees nothing. A pod that was bound before the unit was made larger requested in
 /// the former unit; the node's agent reports which units that may be.
-pub fn of_pod(pod: &Pod, gpus: &impl NodeGpus, unit: MemoryUnit) -> Vec<Part> {
+pub fn of_pod(pod: &Pod, gpus: &impl NodeGpus, unit: MemoryUnit) -> Vec<HeldShare> {
     let mut parts = of_held(&pod.held, gpus, unit);
-    let capacity = |part: &Part| part.position.and_then(|position| gpus.gpu(position)).map(|gpu| gpu.capacity);
+    let capacity = |part: &HeldShare| part.position.and_then(|position| gpus.gpu(position)).map(|gpu| gpu.capacity);
     if pod.request.whole.is_some() && !pod.request.wants_memory() {
         // Whatever the annotation says, the kubelet gave the pod devices that stand for whole GPUs.
         for part in &mut parts {
@@ -79,7 +79,7 @@ pub fn of_pod(pod: &Pod, gpus: &impl NodeGpus, unit: MemoryUnit) -> Vec<Part> {
 }
 
 /// Return what an allocation holds, resolved against a node's GPUs.
-pub(crate) fn of_held(held: &Held, gpus: &impl NodeGpus, unit: MemoryUnit) -> Vec<Part> {
+pub(crate) fn of_held(held: &Held, gpus: &impl NodeGpus, unit: MemoryUnit) -> Vec<HeldShare> {
     match held {
         Held::Nothing | Held::Unreadable(_) => Vec::new(),
         Held::Allocation(allocation) => allocation
@@ -89,7 +89,7 @@ pub(crate) fn of_held(held: &Held, gpus: &impl NodeGpus, unit: MemoryUnit) -> Ve
                 let position = gpus.by_uuid(&share.uuid);
                 let gpu = position.and_then(|position| gpus.gpu(position));
                 let whole = share.whole || gpu.is_some_and(|gpu| !gpu.is_shared);
-                Part {
+                HeldShare {
                     position,
                     gpu: share.uuid.clone(),
                     cores: share.cores,
@@ -105,7 +105,7 @@ pub(crate) fn of_held(held: &Held, gpus: &impl NodeGpus, unit: MemoryUnit) -> Ve
         Held::Legacy(legacy) => legacy
             .gpus
             .iter()
-            .map(|(index, units)| Part {
+            .map(|(index, units)| HeldShare {
                 position: gpus.by_index(*index),
                 gpu: index.to_string(),
                 cores: 0,
@@ -117,7 +117,7 @@ pub(crate) fn of_held(held: &Held, gpus: &impl NodeGpus, unit: MemoryUnit) -> Ve
 }
 
 /// Return how many whole GPUs a bound pod requests beyond the GPUs that its allocation names, and their kind.
-pub fn unnamed(pod: &Pod, gpus: &impl NodeGpus, parts: &[Part]) -> Option<(WholeKind, u64)> {
+pub fn unnamed(pod: &Pod, gpus: &impl NodeGpus, parts: &[HeldShare]) -> Option<(WholeKind, u64)> {
     let request = pod.request.whole.as_deref()?;
     // A GPU that the node does not have any longer is named as well: the pod holds no other in its place.
     let named = parts.iter().filter(|part| {

@@ -25,7 +25,7 @@ impl Pods {
 
     /// Return the pod that has this name now.
     pub(crate) fn named(&self, key: &PodKey) -> Option<&Pod> {
-        self.by_name.get(key as &dyn Named).map(|found| &*found.0)
+        self.by_name.get(key as &dyn HasPodKey).map(|found| &*found.0)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -102,43 +102,43 @@ impl Ord for ByUid {
 struct ByName(Arc<Pod>);
 
 /// A thing with a namespace and a name, so that a [`ByName`] can be found by a [`PodKey`].
-trait Named {
+trait HasPodKey {
     fn key(&self) -> (&str, &str);
 }
 
-impl Named for ByName {
+impl HasPodKey for ByName {
     fn key(&self) -> (&str, &str) {
         (&self.0.namespace, &self.0.name)
     }
 }
 
-impl Named for PodKey {
+impl HasPodKey for PodKey {
     fn key(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
 }
 
-impl<'a> Borrow<dyn Named + 'a> for ByName {
-    fn borrow(&self) -> &(dyn Named + 'a) {
+impl<'a> Borrow<dyn HasPodKey + 'a> for ByName {
+    fn borrow(&self) -> &(dyn HasPodKey + 'a) {
         self
     }
 }
 
-impl PartialEq for dyn Named + '_ {
+impl PartialEq for dyn HasPodKey + '_ {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for dyn Named + '_ {}
+impl Eq for dyn HasPodKey + '_ {}
 
-impl PartialOrd for dyn Named + '_ {
+impl PartialOrd for dyn HasPodKey + '_ {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for dyn Named + '_ {
+impl Ord for dyn HasPodKey + '_ {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }

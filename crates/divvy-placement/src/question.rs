@@ -8,8 +8,8 @@ use crate::amount::Amount;
 use crate::ask::Ask;
 use crate::choice::Choice;
 use crate::ledger::Ledger;
-use crate::node_view::NodeView;
-use crate::refusal::Refusal;
+use crate::node_view::LedgerNode;
+use crate::refusal::NodeRefusal;
 use crate::reservation::Reservation;
 use crate::taste::Taste;
 use crate::waiting::WaitReason;
@@ -17,8 +17,8 @@ use crate::{choose, parts, whole};
 
 impl Ledger {
     /// Prepare to check many nodes for one pod.
-    pub fn question<'a>(&'a self, ask: &'a Ask, uid: &'a str) -> Question<'a> {
-        Question {
+    pub fn question<'a>(&'a self, ask: &'a Ask, uid: &'a str) -> PlacementQuestion<'a> {
+        PlacementQuestion {
             ledger: self,
             ask,
             taste: Taste::of(ask),
@@ -28,15 +28,15 @@ impl Ledger {
         }
     }
 
-    /// Return what is in a pod's way on all nodes together ([`Question::wait_reason`]).
+    /// Return what is in a pod's way on all nodes together ([`PlacementQuestion::wait_reason`]).
     pub fn wait_reason(&self, pod: &Pod) -> WaitReason {
         let ask = Ask::of_pod(pod, self.unit());
         self.question(&ask, &pod.uid)
             .wait_reason(self.nodes.keys().map(String::as_str))
     }
 
-    /// Check one node with [`Question::fits`].
-    pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
+    /// Check one node with [`PlacementQuestion::fits`].
+    pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), NodeRefusal> {
         self.question(ask, uid).fits(node)
     }
 
@@ -71,7 +71,7 @@ impl Ledger {
     /// Choose the GPU of a node by best fit, as gpushare does (`docs/compatibility/gpushare.md`): the GPU with the least free
     /// memory that still suffices; on a tie, the one with the lowest index. If several GPUs are requested, choose the set that
     /// works best together. A GPU that failed or is lost is never chosen.
-    pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
+    pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, NodeRefusal> {
         let view = self.known(node)?;
         let taste = Taste::of(ask);
         let (state, memory) = choose::offered(view.entry, &taste)?;
@@ -81,7 +81,7 @@ impl Ledger {
 
     /// Choose the GPUs at these positions of [`crate::NodeState::gpus`], if they are as many as requested and each of them is healthy
     /// and has room.
-    pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, Refusal> {
+    pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, NodeRefusal> {
         let view = self.known(node)?;
         let taste = Taste::of(ask);
         let (state, memory) = choose::offered(view.entry, &taste)?;
@@ -96,16 +96,16 @@ impl Ledger {
         Ok(Choice::of(state, &positions, ask, memory))
     }
 
-    fn known<'a>(&'a self, node: &str) -> Result<NodeView<'a>, Refusal> {
+    fn known<'a>(&'a self, node: &str) -> Result<LedgerNode<'a>, NodeRefusal> {
         self.node(node)
             .filter(|view| view.state().is_some())
-            .ok_or(Refusal::UnknownNode)
+            .ok_or(NodeRefusal::UnknownNode)
     }
 }
 
 /// A pod that needs a node. What is known about the pod is looked up once for all nodes.
 #[derive(Debug, Clone)]
-pub struct Question<'a> {
+pub struct PlacementQuestion<'a> {
     ledger: &'a Ledger,
     ask: &'a Ask,
     taste: Taste<'a>,
@@ -114,7 +114,7 @@ pub struct Question<'a> {
     reserved: Option<&'a BTreeMap<String, Reservation>>,
 }
 
-impl Question<'_> {
+impl PlacementQuestion<'_> {
     /// Return what is in the pod's way on any of these nodes: what may change soonest. [`WaitReason::Other`] if a node has room, or if there is no
     /// node.
     pub fn wait_reason<'n>(&self, nodes: impl IntoIterator<Item = &'n str>) -> WaitReason {
@@ -130,7 +130,7 @@ impl Question<'_> {
     }
 
     /// Return what is in the pod's way on a node that refuses it.
-    pub fn wait_reason_on(&self, node: &str, refusal: &Refusal) -> WaitReason {
+    pub fn wait_reason_on(&self, node: &str, refusal: &NodeRefusal) -> WaitReason {
         match refusal.wait_reason() {
             WaitReason::NoRoom if !self.is_large_enough(node) => WaitReason::NoGpuFits,
             reason => reason,
@@ -150,7 +150,7 @@ impl Question<'_> {
     ///
     /// A pod that requests no memory fits every known node. For most nodes whose GPUs are offered, this compares only one number,
     /// which was computed when the node changed.
-    pub fn fits(&self, node: &str) -> Result<(), Refusal> {
+    pub fn fits(&self, node: &str) -> Result<(), NodeRefusal> {
         let view = self.ledger.known(node)?;
         if self.ask.is_nothing() || self.bound == Some(node) {
             return Ok(());

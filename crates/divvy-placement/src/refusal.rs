@@ -6,16 +6,16 @@ use divvy_model::limits::shortened;
 use divvy_model::{Error, MiB, Vendor, WholeKind, names};
 
 use crate::ask::Ask;
-use crate::node::Unusable;
+use crate::node::UnusableGpus;
 use crate::waiting::WaitReason;
 
 /// Why a node does not take a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NodeRefusal {
     /// There is no such node, or the extender has not seen it yet.
     UnknownNode,
     /// The node's GPUs are not offered to any pod.
-    Unusable(Unusable),
+    Unusable(UnusableGpus),
     /// None of the GPUs that the pod accepts has enough memory free.
     NoGpuFits,
     /// Fewer GPUs than requested, among those that the pod accepts, have enough memory and compute time free.
@@ -43,23 +43,23 @@ pub enum Refusal {
 /// less than 2 MB for 5,000 nodes, whatever the pod and the nodes contain.
 const FILTER_TEXT_BYTES: usize = 300;
 
-impl Refusal {
+impl NodeRefusal {
     /// Return what is in the way of a pod that waits, as far as one node is concerned.
     pub fn wait_reason(&self) -> WaitReason {
         match self {
-            Refusal::NoGpuFits | Refusal::TooFewFit(_) | Refusal::TooFewWhole(_) => WaitReason::NoRoom,
-            Refusal::NoGpuTaken(_) | Refusal::OtherVendor(_) => WaitReason::Model,
-            Refusal::OneGpuOnly | Refusal::OnlyMigDevices | Refusal::Uncountable(_) | Refusal::NoneOfKind(_) => {
+            NodeRefusal::NoGpuFits | NodeRefusal::TooFewFit(_) | NodeRefusal::TooFewWhole(_) => WaitReason::NoRoom,
+            NodeRefusal::NoGpuTaken(_) | NodeRefusal::OtherVendor(_) => WaitReason::Model,
+            NodeRefusal::OneGpuOnly | NodeRefusal::OnlyMigDevices | NodeRefusal::Uncountable(_) | NodeRefusal::NoneOfKind(_) => {
                 WaitReason::NoGpuFits
             }
-            Refusal::UnknownNode | Refusal::Unusable(Unusable::Unschedulable | Unusable::Unreadable(_)) => {
+            NodeRefusal::UnknownNode | NodeRefusal::Unusable(UnusableGpus::Unschedulable | UnusableGpus::Unreadable(_)) => {
                 WaitReason::NodeNotReady
             }
-            Refusal::Unusable(Unusable::NotShared) => WaitReason::NoGpuFits,
-            Refusal::Unusable(Unusable::OtherUnit { .. } | Unusable::UnitsDiffer { .. } | Unusable::Uneven { .. }) => {
-                WaitReason::Unit
-            }
-            Refusal::Unreadable(_) => WaitReason::Other,
+            NodeRefusal::Unusable(UnusableGpus::NotShared) => WaitReason::NoGpuFits,
+            NodeRefusal::Unusable(
+                UnusableGpus::OtherUnit { .. } | UnusableGpus::UnitsDiffer { .. } | UnusableGpus::Uneven { .. },
+            ) => WaitReason::Unit,
+            NodeRefusal::Unreadable(_) => WaitReason::Other,
         }
     }
 
@@ -69,7 +69,7 @@ impl Refusal {
         self.filter_text(node).into_owned()
     }
 
-    /// Return the text of [`Refusal::filter_message`], without copying it if it does not name the node.
+    /// Return the text of [`NodeRefusal::filter_message`], without copying it if it does not name the node.
     pub fn filter_text(&self, node: &str) -> Cow<'static, str> {
         let text = self.whole_text(node);
         if text.len() > FILTER_TEXT_BYTES {
@@ -81,36 +81,36 @@ impl Refusal {
 
     fn whole_text(&self, node: &str) -> Cow<'static, str> {
         Cow::Owned(match self {
-            Refusal::NoGpuFits => return Cow::Borrowed("Insufficient GPU Memory in one device"),
-            Refusal::UnknownNode => format!("node {node:?} not found"),
-            Refusal::Unusable(Unusable::NotShared) => format!("The node {node} is not for GPU share, need skip"),
-            Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
-            Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
+            NodeRefusal::NoGpuFits => return Cow::Borrowed("Insufficient GPU Memory in one device"),
+            NodeRefusal::UnknownNode => format!("node {node:?} not found"),
+            NodeRefusal::Unusable(UnusableGpus::NotShared) => format!("The node {node} is not for GPU share, need skip"),
+            NodeRefusal::Unusable(why) => format!("node {node} is not offered: {why}"),
+            NodeRefusal::Uncountable(ask) => format!("the pod asks for {ask}"),
             // The text is the same for all nodes, so that kube-scheduler counts them together.
-            Refusal::NoGpuTaken(ask) if ask.gpus > 1 => {
+            NodeRefusal::NoGpuTaken(ask) if ask.gpus > 1 => {
                 let wanted = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
                 format!("fewer than {} GPUs{wanted}", ask.gpus)
             }
-            Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
-            Refusal::OtherVendor(wanted) => format!("no shared {wanted} GPU ({})", names::GPU_VENDOR),
-            Refusal::NoneOfKind(kind) => format!("no {} that Divvy offers", kind.plural()),
-            Refusal::TooFewWhole(ask) => {
+            NodeRefusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
+            NodeRefusal::OtherVendor(wanted) => format!("no shared {wanted} GPU ({})", names::GPU_VENDOR),
+            NodeRefusal::NoneOfKind(kind) => format!("no {} that Divvy offers", kind.plural()),
+            NodeRefusal::TooFewWhole(ask) => {
                 let rules = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
                 match ask.gpus {
                     1 => format!("no free {}{rules}", ask.devices()),
                     gpus => format!("fewer than {gpus} free {}{rules}", ask.devices()),
                 }
             }
-            Refusal::TooFewFit(ask) => {
+            NodeRefusal::TooFewFit(ask) => {
                 let (memory, and_cores) = (ask.memory.unwrap_or(MiB(u64::MAX)), ask.and_cores());
                 match ask.gpus {
                     1 => format!("no GPU with {memory}{and_cores} free"),
                     gpus => format!("fewer than {gpus} GPUs with {memory}{and_cores} free"),
                 }
             }
-            Refusal::OnlyMigDevices => return Cow::Borrowed("only MIG devices, of which a process can use one"),
-            Refusal::OneGpuOnly => return Cow::Borrowed("several GPUs for a pod need Divvy's agent on the node"),
-            Refusal::Unreadable(error) => format!("the pod's annotations: {error}"),
+            NodeRefusal::OnlyMigDevices => return Cow::Borrowed("only MIG devices, of which a process can use one"),
+            NodeRefusal::OneGpuOnly => return Cow::Borrowed("several GPUs for a pod need Divvy's agent on the node"),
+            NodeRefusal::Unreadable(error) => format!("the pod's annotations: {error}"),
         })
     }
 }

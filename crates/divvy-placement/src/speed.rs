@@ -38,7 +38,7 @@ impl Generation {
     }
 
     /// Return the generation by compute capability.
-    fn of(cc: &str, words: &Words<'_>) -> Option<Generation> {
+    fn of(cc: &str, words: &NameWords<'_>) -> Option<Generation> {
         let (major, minor) = cc.split_once('.').unwrap_or((cc, "0"));
         let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
         Some(match (major, minor) {
@@ -62,11 +62,11 @@ impl Generation {
 }
 
 /// The words of a product's name: `NVIDIA`, `A100`, `SXM4`, `40GB`.
-struct Words<'a>(Vec<&'a str>);
+struct NameWords<'a>(Vec<&'a str>);
 
-impl<'a> Words<'a> {
-    fn of(model: &'a str) -> Words<'a> {
-        Words(model.split([' ', '-']).collect())
+impl<'a> NameWords<'a> {
+    fn of(model: &'a str) -> NameWords<'a> {
+        NameWords(model.split([' ', '-']).collect())
     }
 
     fn any(&self, of: &[&str]) -> bool {
@@ -81,7 +81,7 @@ impl<'a> Words<'a> {
 /// GeForce cards accumulate in FP32 at half the rate (whitepapers of Turing, GA102, Ada, and RTX Blackwell). By its data sheet,
 /// L40 has half of what L40S has, with the same number of multiprocessors. L20 is sold with half the rate of its generation, and
 /// H20 with a quarter of H100's.
-fn limited(words: &Words<'_>) -> u64 {
+fn limited(words: &NameWords<'_>) -> u64 {
     match () {
         () if words.any(&["GeForce", "L40", "L20"]) => 2,
         () if words.any(&["H20"]) => 4,
@@ -93,7 +93,7 @@ fn limited(words: &Words<'_>) -> u64 {
 ///
 /// For data center cards, the two are equal. The driver reports 2,100 MHz for an RTX 3090 (data sheet: 1,695) and 3,105 MHz for
 /// an RTX 4090 (2,520). It reports the same for laptop GPUs, which reach less.
-fn usual_clock(words: &Words<'_>) -> (u64, u64) {
+fn usual_clock(words: &NameWords<'_>) -> (u64, u64) {
     match () {
         () if words.any(&["Laptop", "Mobile", "Q"]) => (2, 3),
         () if words.any(&["GeForce", "RTX", "GTX", "Quadro", "TITAN"]) => (4, 5),
@@ -107,7 +107,7 @@ const USUAL_CLOCK_MHZ: u64 = 1500;
 
 /// Return the estimate: higher is faster, 0 if nothing is known. Numbers larger than those of any real GPU saturate.
 pub(crate) fn of(gpu: &Gpu) -> u64 {
-    let words = Words::of(&gpu.model);
+    let words = NameWords::of(&gpu.model);
     let generation = Generation::of(&gpu.cc, &words);
     let bandwidth = u64::from(gpu.bandwidth_gbs);
     let known = |value: u32, usual: u64| if value == 0 { usual } else { u64::from(value) };

@@ -10,7 +10,7 @@ mod greedy;
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Link, LinkKind, MiB};
+use divvy_model::{GpuLink, LinkKind, MiB};
 
 /// What each pair of a node's GPUs is worth, by their positions in [`crate::NodeState::gpus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Topology {
 
 /// A GPU that could be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate {
+pub struct GpuCandidate {
     /// The GPU's position in [`crate::NodeState::gpus`].
     pub position: usize,
     /// The memory that is free on the GPU.
@@ -40,7 +40,7 @@ fn is_direct(kind: &LinkKind) -> bool {
 }
 
 /// Return what one connection of a pair is worth; 0 if its kind is not known.
-fn worth(link: &Link) -> u32 {
+fn worth(link: &GpuLink) -> u32 {
     match link.kind {
         LinkKind::NvLink | LinkKind::Xgmi => 100 * link.count.min(MOST_DIRECT),
         LinkKind::SameBoard => 60,
@@ -55,7 +55,7 @@ fn worth(link: &Link) -> u32 {
 
 impl Topology {
     /// Build the table from the UUID and the links of each GPU. It is enough if one GPU of a pair names the other.
-    pub fn new(gpus: &[(&str, &[Link])]) -> Topology {
+    pub fn new(gpus: &[(&str, &[GpuLink])]) -> Topology {
         let mut topology = Topology::default();
         if gpus.iter().all(|(_, links)| links.is_empty()) {
             return topology;
@@ -108,7 +108,7 @@ impl Topology {
     ///
     /// The result is exact for up to 16 candidates. With more, it is a good set that cannot be improved by exchanging one GPU.
     /// The first rule for ties is then a different one: the set with the weakest connections to the remaining candidates is best.
-    pub fn choose(&self, candidates: &[Candidate], count: usize) -> Option<Vec<usize>> {
+    pub fn choose(&self, candidates: &[GpuCandidate], count: usize) -> Option<Vec<usize>> {
         let mut candidates = candidates.to_vec();
         candidates.sort_unstable_by_key(|candidate| candidate.position);
         let musts = candidates.iter().filter(|candidate| candidate.must).count();
@@ -139,17 +139,17 @@ impl Topology {
         if !must.iter().all(|position| positions.contains(position)) {
             return None;
         }
-        let candidate = |position: &usize| Candidate {
+        let candidate = |position: &usize| GpuCandidate {
             position: *position,
             free: MiB::ZERO,
             must: must.contains(position),
         };
-        let candidates: Vec<Candidate> = positions.iter().map(candidate).collect();
+        let candidates: Vec<GpuCandidate> = positions.iter().map(candidate).collect();
         self.choose(&candidates, count)
     }
 
     /// Report whether all pairs of the candidates are worth the same.
-    fn is_even(&self, candidates: &[Candidate]) -> bool {
+    fn is_even(&self, candidates: &[GpuCandidate]) -> bool {
         if self.pairs.is_empty() {
             return true;
         }
@@ -167,7 +167,7 @@ impl Topology {
 }
 
 /// Choose the GPUs with the least free memory. Return indices into the list of candidates, in ascending order.
-fn least_left(candidates: &[Candidate], count: usize) -> Vec<usize> {
+fn least_left(candidates: &[GpuCandidate], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_unstable_by_key(|at| (!candidates[*at].must, candidates[*at].free, *at));
     order.truncate(count);

@@ -1,7 +1,7 @@
 use divvy_model::MiB;
 
 use crate::ledger::Ledger;
-use crate::node::Source;
+use crate::node::GpuSource;
 
 /// Numbers of the whole ledger, for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,9 +32,9 @@ impl Ledger {
         let mut totals = Totals::default();
         for view in self.nodes_in_any_order() {
             let kind = match view.state().map(|state| &state.source) {
-                Some(Source::Inventory) => &mut totals.inventory,
-                Some(Source::Division) => &mut totals.division,
-                Some(Source::Unusable(_)) => &mut totals.unusable,
+                Some(GpuSource::Inventory) => &mut totals.inventory,
+                Some(GpuSource::Division) => &mut totals.division,
+                Some(GpuSource::Unusable(_)) => &mut totals.unusable,
                 None => &mut totals.unknown,
             };
             *kind = kind.saturating_add(1);

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind};
 
 use crate::node::NodeState;
-use crate::parts::{self, Part};
+use crate::parts::{self, HeldShare};
 
 /// What is taken on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
+pub(crate) struct TakenUsage {
     /// Memory taken per GPU, in the order of [`NodeState::gpus`].
     pub(crate) gpus: Box<[MiB]>,
     /// Compute time taken per GPU, in percent; empty if no pod has a share of it, as on most nodes. A share ends with the pod, even if a container still
@@ -39,12 +39,12 @@ pub(crate) struct AnomalyCounts {
     pub(crate) not_allocated: u64,
 }
 
-impl Usage {
+impl TakenUsage {
     /// Return the sums of a node without pods.
-    pub(crate) fn none(state: Option<&NodeState>) -> Usage {
-        Usage {
+    pub(crate) fn none(state: Option<&NodeState>) -> TakenUsage {
+        TakenUsage {
             gpus: vec![MiB::ZERO; state.map_or(0, |state| state.gpus.len())].into(),
-            ..Usage::default()
+            ..TakenUsage::default()
         }
     }
 
@@ -71,7 +71,7 @@ impl Usage {
     }
 
     /// Add the parts of an allocation, and return the number of GPUs that the node does not have.
-    fn book_parts(&mut self, parts: Vec<Part>, held: &Held, state: &NodeState) -> u64 {
+    fn book_parts(&mut self, parts: Vec<HeldShare>, held: &Held, state: &NodeState) -> u64 {
         let mut unknown = 0;
         for part in parts {
             if let Some(position) = part.position.filter(|_| part.cores > 0) {

@@ -7,7 +7,7 @@ use divvy_model::Pod;
 use crate::ask::Ask;
 use crate::fewest::{PodOnNode, Victims, fewest, there};
 use crate::ledger::Ledger;
-use crate::node_view::NodeView;
+use crate::node_view::LedgerNode;
 
 impl Ledger {
     /// Choose the pods of a node to evict so that a pod gets room on one GPU, or on as many GPUs as it requests. `proposed`
@@ -87,7 +87,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn without(view: &NodeView<'_>, pod: &Pod, gone: &[&Pod]) -> Sums {
+    fn without(view: &LedgerNode<'_>, pod: &Pod, gone: &[&Pod]) -> Sums {
         let (cpu_milli, memory_bytes, pods) = view.requested();
         let mut sums = Sums {
             cpu_milli: cpu_milli.saturating_add(pod.cpu_milli.into()),
@@ -104,7 +104,7 @@ impl Sums {
         self.pods = self.pods.saturating_sub(1);
     }
 
-    fn allow(&self, view: &NodeView<'_>) -> bool {
+    fn allow(&self, view: &LedgerNode<'_>) -> bool {
         view.state().is_some_and(|state| {
             self.cpu_milli <= state.cpu_milli && self.memory_bytes <= state.memory_bytes && self.pods <= state.pods
         })

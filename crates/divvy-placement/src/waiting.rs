@@ -44,7 +44,7 @@ fn waits(pod: &Pod) -> bool {
 
 /// What is known of a pod that waits.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct KnownWait {
     reason: WaitReason,
     /// Whether the reason is from an answer to kube-scheduler, which knows more about the pod than the ledger.
     is_answer: bool,
@@ -52,15 +52,15 @@ struct Known {
 
 /// The pods that wait for GPUs. They share the memory of the ledger's pods.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Waiting {
-    pods: BTreeMap<ByUid, Known>,
+pub(crate) struct WaitingPods {
+    pods: BTreeMap<ByUid, KnownWait>,
     counts: [u64; WaitReason::ALL.len()],
 }
 
-impl Waiting {
+impl WaitingPods {
     /// Record the present state of a pod. A pod that goes on waiting keeps its reason.
     pub(crate) fn apply(&mut self, pod: &Arc<Pod>) {
-        let known = self.forget(&pod.uid).unwrap_or(Known {
+        let known = self.forget(&pod.uid).unwrap_or(KnownWait {
             reason: WaitReason::Other,
             is_answer: false,
         });
@@ -75,7 +75,7 @@ impl Waiting {
         self.forget(uid);
     }
 
-    fn forget(&mut self, uid: &str) -> Option<Known> {
+    fn forget(&mut self, uid: &str) -> Option<KnownWait> {
         let known = self.pods.remove(uid)?;
         self.counts[known.reason as usize] -= 1;
         Some(known)
@@ -86,7 +86,7 @@ impl Waiting {
         if let Some(known) = self.pods.get_mut(uid).filter(|known| is_answer || !known.is_answer) {
             self.counts[known.reason as usize] -= 1;
             self.counts[reason as usize] += 1;
-            *known = Known { reason, is_answer };
+            *known = KnownWait { reason, is_answer };
         }
     }
 

@@ -2,8 +2,8 @@
 //! (github.com/hkust-adsl/kubernetes-scheduler-simulator). Scores are integers from 0 to 100. A pod that takes a part of a GPU
 //! gets it by best fit: from the GPU with the least free capacity that still suffices.
 
-use super::rule::{Kept, Place, Rule};
-use super::state::View;
+use super::rule::{CostRule, KeptStates, RulePlace};
+use super::state::StateView;
 
 /// The CPU of the largest node of the published cluster, in thousandths of a core.
 const MOST_CPU: i64 = 128_000;
@@ -14,8 +14,8 @@ const MOST_GPU: i64 = 8_000;
 #[derive(Debug)]
 pub(crate) struct BestFit;
 
-impl Rule for BestFit {
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+impl CostRule for BestFit {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         let cpu = i64::from(place.state.cpu_milli) - i64::from(place.demand.cpu_milli);
         let gpu = left(place) - asked(place);
         let scale = MOST_CPU / MOST_GPU;
@@ -27,8 +27,8 @@ impl Rule for BestFit {
 #[derive(Debug)]
 pub(crate) struct DotProduct;
 
-impl Rule for DotProduct {
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+impl CostRule for DotProduct {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         let scale = MOST_CPU / MOST_GPU;
         let cpu = i64::from(place.state.cpu_milli) * i64::from(place.demand.cpu_milli);
         let gpu = scale * left(place) * scale * asked(place);
@@ -41,8 +41,8 @@ impl Rule for DotProduct {
 #[derive(Debug)]
 pub(crate) struct GpuPacking;
 
-impl Rule for GpuPacking {
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+impl CostRule for GpuPacking {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         if place.demand.gpus == 0 {
             return 0;
         }
@@ -67,15 +67,15 @@ impl Rule for GpuPacking {
 #[derive(Debug)]
 pub(crate) struct GpuClustering;
 
-impl Rule for GpuClustering {
-    fn view(&self) -> View {
-        View {
+impl CostRule for GpuClustering {
+    fn view(&self) -> StateView {
+        StateView {
             positions: false,
             kinds: true,
         }
     }
 
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         let Some(kind) = place.demand.kind(place.shape, place.amount) else {
             return 0;
         };
@@ -91,12 +91,12 @@ impl Rule for GpuClustering {
 }
 
 /// Return the free capacity of the node's GPUs, in thousandths of a GPU.
-fn left(place: &Place<'_>) -> i64 {
+fn left(place: &RulePlace<'_>) -> i64 {
     let total = place.state.total() * 1000 / u64::from(place.shape.gpu_size.max(1));
     i64::try_from(total).unwrap_or(i64::MAX)
 }
 
 /// Return the GPU capacity that the pod takes, in thousandths of a GPU.
-fn asked(place: &Place<'_>) -> i64 {
+fn asked(place: &RulePlace<'_>) -> i64 {
     i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
 }

@@ -1,27 +1,27 @@
-use super::{ModelSet, Shape};
+use super::{ModelSet, NodeShape};
 
 /// How much a pod requests of each of its GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Share {
+pub enum DemandShare {
     /// Thousandths of a GPU, regardless of its size; 1000 is a whole GPU.
     Milli(u16),
-    /// Memory, in the unit of [`Shape::gpu_size`].
+    /// Memory, in the unit of [`NodeShape::gpu_size`].
     Memory(u32),
 }
 
-impl Share {
+impl DemandShare {
     /// A whole GPU, as a share.
-    pub const WHOLE: Share = Share::Milli(1000);
+    pub const WHOLE: DemandShare = DemandShare::Milli(1000);
 
     /// Return the share of a GPU of this size, in the unit of `gpu_size` and rounded up.
     pub fn of(self, gpu_size: u32) -> u32 {
         match self {
-            Share::Milli(1000) => gpu_size,
-            Share::Milli(milli) => {
+            DemandShare::Milli(1000) => gpu_size,
+            DemandShare::Milli(milli) => {
                 let amount = (u64::from(gpu_size) * u64::from(milli)).div_ceil(1000);
                 u32::try_from(amount).unwrap_or(u32::MAX)
             }
-            Share::Memory(memory) => memory,
+            DemandShare::Memory(memory) => memory,
         }
     }
 }
@@ -36,7 +36,7 @@ pub struct Demand {
     /// The number of GPUs; 0 for a pod that requests only CPU.
     pub gpus: u8,
     /// What the pod requests of each GPU.
-    pub share: Share,
+    pub share: DemandShare,
     /// The products that the pod may use. A pod without GPUs may go anywhere.
     pub models: ModelSet,
 }
@@ -49,7 +49,7 @@ impl Demand {
 
     /// Return how much the pod takes of each GPU of a node with this shape. The result is `None` if the pod may not use these
     /// GPUs, if it requests more than one GPU has, or if it requests GPUs but an amount of 0.
-    pub fn amount(&self, shape: &Shape) -> Option<u32> {
+    pub fn amount(&self, shape: &NodeShape) -> Option<u32> {
         if self.gpus == 0 {
             return Some(0);
         }
@@ -58,22 +58,22 @@ impl Demand {
     }
 
     /// Return how much GPU capacity the pod takes in total on a node with this shape, in thousandths of a GPU.
-    pub fn milli(&self, shape: &Shape) -> u64 {
+    pub fn milli(&self, shape: &NodeShape) -> u64 {
         let amount = match self.share {
-            Share::Milli(milli) => u64::from(milli),
-            Share::Memory(memory) => u64::from(memory) * 1000 / u64::from(shape.gpu_size.max(1)),
+            DemandShare::Milli(milli) => u64::from(milli),
+            DemandShare::Memory(memory) => u64::from(memory) * 1000 / u64::from(shape.gpu_size.max(1)),
         };
         amount * u64::from(self.gpus)
     }
 
     /// Report whether the pod takes only a part of one GPU on a node with this shape. Only then does the choice of the GPU
     /// matter.
-    pub(crate) fn is_part(&self, shape: &Shape, amount: u32) -> bool {
+    pub(crate) fn is_part(&self, shape: &NodeShape, amount: u32) -> bool {
         self.gpus == 1 && amount < shape.gpu_size
     }
 
     /// Return the pod's kind for GPU clustering: 0 for a part of a GPU, n for n GPUs; `None` for a pod without GPUs.
-    pub(crate) fn kind(&self, shape: &Shape, amount: u32) -> Option<usize> {
+    pub(crate) fn kind(&self, shape: &NodeShape, amount: u32) -> Option<usize> {
         match self.gpus {
             0 => None,
             1 if self.is_part(shape, amount) => Some(0),

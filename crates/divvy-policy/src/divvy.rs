@@ -56,16 +56,16 @@ mod waste;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use super::rule::{Kept, Noted, Place, Rule};
-use super::state::State;
-use super::{Demand, Limits, Mix, Shape, Term};
+use super::rule::{CostRule, KeptStates, Noted, RulePlace};
+use super::state::PolicyNodeState;
+use super::{CacheLimits, CostTerm, Demand, Mix, NodeShape};
 use crate::mixer::Mixer;
 use mixture::Mixture;
 pub(super) use mixture::scarcity;
 pub(super) use pressure::MICRO;
 use pressure::{Pressure, Rise};
 use sequences::{Draw, SEQUENCES, Sequences};
-use turnover::Turnover;
+use turnover::TurnoverDetector;
 pub(super) use waste::{Waste, micro};
 
 /// The step in which costs are compared: 10 thousandths of a GPU. Smaller differences are noise from the random sequences.
@@ -77,16 +77,16 @@ pub(crate) struct Divvy {
     classes: Vec<(Demand, u64)>,
     draw: Option<Draw>,
     /// Each shape, and the number of nodes that have it.
-    shapes: Vec<(Shape, u64)>,
+    shapes: Vec<(NodeShape, u64)>,
     /// By shape number: the index of the shape's entry in `sequences` and in `waste`. Shapes for which the scaled pods are the
     /// same share one entry.
     sequence_of: Vec<usize>,
     sequences: Vec<Sequences>,
     waste: Vec<Waste>,
-    turnover: Turnover,
+    turnover: TurnoverDetector,
     scarcity: Vec<i64>,
     pressure: Pressure,
-    states: Known,
+    states: KnownStates,
     /// The number of arrivals until the prices of places are computed again.
     until_refresh: u64,
     nodes: u64,
@@ -99,21 +99,21 @@ pub(crate) struct Divvy {
     generation: u32,
     /// The number of states evaluated so far, as a measure of work.
     work: u64,
-    limits: Limits,
+    limits: CacheLimits,
     /// Whether only a few pods have been seen ([`Mixture::is_young`]).
     young: bool,
 }
 
 /// What is known about node states. Each state is numbered by its index in `states`.
 #[derive(Debug, Default)]
-struct Known {
-    numbers: HashMap<State, u32, BuildHasherDefault<Mixer>>,
+struct KnownStates {
+    numbers: HashMap<PolicyNodeState, u32, BuildHasherDefault<Mixer>>,
     states: Vec<Worth>,
 }
 
 #[derive(Debug)]
 struct Worth {
-    state: State,
+    state: PolicyNodeState,
     /// The part of the state's cost that does not depend on prices (stranding, and waste if pods end), in millionths of a
     /// thousandth of a GPU.
     idle: i64,
@@ -123,7 +123,7 @@ struct Worth {
 }
 
 impl Divvy {
-    pub(crate) fn new(limits: Limits) -> Divvy {
+    pub(crate) fn new(limits: CacheLimits) -> Divvy {
         Divvy {
             mixture: Mixture::of_at_most(limits.classes),
             classes: Vec::new(),
@@ -132,10 +132,10 @@ impl Divvy {
             sequence_of: Vec::new(),
             sequences: Vec::new(),
             waste: Vec::new(),
-            turnover: Turnover::default(),
+            turnover: TurnoverDetector::default(),
             scarcity: Vec::new(),
             pressure: Pressure::default(),
-            states: Known::default(),
+            states: KnownStates::default(),
             until_refresh: 0,
             nodes: 0,
             idle_milli: 0,
@@ -178,7 +178,7 @@ impl Divvy {
     fn add_sequences(&mut self, number: usize) {
         let Some(draw) = &self.draw else { return };
         let (shape, _) = self.shapes[number];
-        let like = |other: &(Shape, u64)| Sequences::same(&other.0, &shape);
+        let like = |other: &(NodeShape, u64)| Sequences::same(&other.0, &shape);
         let own = match self.shapes[..number].iter().position(like) {
             Some(same) => self.sequence_of[same],
             None => {
@@ -199,7 +199,7 @@ impl Divvy {
     }
 
     /// Return the number of a state, after computing everything about the state that does not depend on prices.
-    fn know(&mut self, state: &State) -> u32 {
+    fn know(&mut self, state: &PolicyNodeState) -> u32 {
         if let Some(number) = self.states.numbers.get(state) {
             return *number;
         }
@@ -233,7 +233,7 @@ impl Divvy {
     }
 
     /// Return the number of the node's current state, as [`Divvy::know`] does.
-    fn before(&mut self, place: &Place<'_>) -> u32 {
+    fn before(&mut self, place: &RulePlace<'_>) -> u32 {
         if let Some(noted) = self.noted(place) {
             return noted.number;
         }
@@ -242,7 +242,7 @@ impl Divvy {
     }
 
     /// Return what is noted about the node's current state. The result is `None` if the state was never evaluated.
-    fn noted(&self, place: &Place<'_>) -> Option<Noted> {
+    fn noted(&self, place: &RulePlace<'_>) -> Option<Noted> {
         let noted = place.noted.get();
         if noted.generation == self.generation {
             return Some(noted);
@@ -251,7 +251,7 @@ impl Divvy {
         Some(self.note(place, number))
     }
 
-    fn note(&self, place: &Place<'_>, number: u32) -> Noted {
+    fn note(&self, place: &RulePlace<'_>, number: u32) -> Noted {
         let noted = Noted {
             generation: self.generation,
             number,
@@ -264,7 +264,7 @@ impl Divvy {
 
     /// Return by how much the placement would make the node's fragments grow, in millionths of a thousandth of a GPU. A pod of a
     /// new class needs this for all nodes, so the fragments before the placement are noted with the state.
-    fn growth(&self, place: &Place<'_>, waste: &Waste) -> i64 {
+    fn growth(&self, place: &RulePlace<'_>, waste: &Waste) -> i64 {
         let mut noted = place.noted.get();
         if noted.fragments_generation != self.generation {
             noted.fragments = waste.fragments(place.state);
@@ -290,19 +290,19 @@ impl Divvy {
         known.idle - places
     }
 
-    fn candidate(&mut self, place: &Place<'_>, level: Option<u32>) -> u32 {
+    fn candidate(&mut self, place: &RulePlace<'_>, level: Option<u32>) -> u32 {
         let after = place.state.after(place.demand, place.amount, level).sorted();
         self.know(&after)
     }
 
-    fn price(&self, place: &Place<'_>) -> i64 {
+    fn price(&self, place: &RulePlace<'_>) -> i64 {
         let price = self.scarcity.get(place.number()).copied().unwrap_or(0);
         price / 2 * i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
     }
 }
 
-impl Rule for Divvy {
-    fn set_mix(&mut self, mix: &Mix, _shapes: &[Shape]) {
+impl CostRule for Divvy {
+    fn set_mix(&mut self, mix: &Mix, _shapes: &[NodeShape]) {
         self.mixture.set(mix);
         self.fit();
     }
@@ -322,12 +322,12 @@ impl Rule for Divvy {
         self.turnover.given_back(milli);
     }
 
-    fn add_shape(&mut self, shape: &Shape) {
+    fn add_shape(&mut self, shape: &NodeShape) {
         self.shapes.push((*shape, 0));
         self.add_sequences(self.shapes.len() - 1);
     }
 
-    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+    fn set_shapes(&mut self, shapes: &[(NodeShape, u64)]) {
         self.shapes = shapes.to_vec();
         self.fit();
     }
@@ -359,14 +359,14 @@ impl Rule for Divvy {
         self.until_refresh == 0 || self.states.states.len() > self.limits.states
     }
 
-    fn states(&mut self, states: &mut dyn Iterator<Item = (&State, usize)>) {
+    fn states(&mut self, states: &mut dyn Iterator<Item = (&PolicyNodeState, usize)>) {
         if self.reprice {
             self.scarcity = scarcity(&self.classes, &self.shapes);
             self.pressure = Pressure::new(&self.classes, &self.shapes);
             self.reprice = false;
         }
-        let states: Vec<(&State, usize)> = states.collect();
-        let milli = |(state, nodes): &(&State, usize)| {
+        let states: Vec<(&PolicyNodeState, usize)> = states.collect();
+        let milli = |(state, nodes): &(&PolicyNodeState, usize)| {
             let (shape, _) = &self.shapes[state.shape as usize];
             state.total() * 1000 / u64::from(shape.gpu_size.max(1)) * *nodes as u64
         };
@@ -388,15 +388,15 @@ impl Rule for Divvy {
         self.epoch
     }
 
-    fn cost(&mut self, place: &Place<'_>, kept: &mut Kept) -> i64 {
+    fn cost(&mut self, place: &RulePlace<'_>, kept: &mut KeptStates) -> i64 {
         if kept.generation != self.generation {
-            *kept = Kept {
+            *kept = KeptStates {
                 generation: self.generation,
                 before: self.before(place),
-                ..Kept::default()
+                ..KeptStates::default()
             };
             if place.takes_part() {
-                for level in place.state.levels(place.amount).take(Kept::MOST) {
+                for level in place.state.levels(place.amount).take(KeptStates::MOST) {
                     kept.after[usize::from(kept.count)] = self.candidate(place, Some(level));
                     kept.count += 1;
                 }
@@ -426,7 +426,7 @@ impl Rule for Divvy {
         true
     }
 
-    fn guess(&mut self, place: &Place<'_>) -> i64 {
+    fn guess(&mut self, place: &RulePlace<'_>) -> i64 {
         let own = self.sequence_of.get(place.number()).copied();
         let guess = match (self.noted(place), own) {
             // At best, the placement leaves nothing stranded and takes away no valuable place.
@@ -451,14 +451,14 @@ impl Rule for Divvy {
         self.work
     }
 
-    fn terms(&mut self, place: &Place<'_>) -> Vec<Term> {
+    fn terms(&mut self, place: &RulePlace<'_>) -> Vec<CostTerm> {
         let level = if place.takes_part() { self.level(place) } else { None };
         let (before, after) = (self.before(place), self.candidate(place, level));
         let changes = self.cost_of(after) - self.cost_of(before);
         let idle = |number: u32| self.states.states[number as usize].idle;
         let stranding = idle(after) - idle(before);
         let milli = |micro: i64| (micro + MICRO / 2).div_euclid(MICRO);
-        let term = |name, micro| Term {
+        let term = |name, micro| CostTerm {
             name,
             milli: milli(micro),
         };
@@ -469,9 +469,9 @@ impl Rule for Divvy {
         ]
     }
 
-    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+    fn level(&mut self, place: &RulePlace<'_>) -> Option<u32> {
         let mut best: Option<(i64, u32)> = None;
-        for level in place.state.levels(place.amount).take(Kept::MOST) {
+        for level in place.state.levels(place.amount).take(KeptStates::MOST) {
             let after = self.candidate(place, Some(level));
             let cost = self.cost_of(after);
             // The fullest GPU comes last and wins a tie.
@@ -488,7 +488,7 @@ impl Rule for Divvy {
 /// administrator or autoscaler that wants to remove a node. The tie-breaker is not used while a cluster with a known mix only
 /// fills up, because then every node is opened in the end. `at` is the index of the level (the free amount of the chosen GPU)
 /// that the pod gets.
-fn opens(place: &Place<'_>, at: usize) -> i64 {
+fn opens(place: &RulePlace<'_>, at: usize) -> i64 {
     let empty = place.state.whole(place.shape) == u32::from(place.shape.gpus);
     let fresh = !place.takes_part() || (at == 0 && place.state.left[0] == place.shape.gpu_size);
     i64::from(empty) + i64::from(fresh)

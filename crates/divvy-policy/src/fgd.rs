@@ -4,9 +4,9 @@
 //! reproduced.
 
 use super::fragments::Fragments;
-use super::rule::{Kept, Place, Rule};
-use super::state::View;
-use super::{Mix, Shape};
+use super::rule::{CostRule, KeptStates, RulePlace};
+use super::state::StateView;
+use super::{Mix, NodeShape};
 
 #[derive(Debug)]
 pub(crate) struct Fgd {
@@ -25,7 +25,7 @@ impl Fgd {
         }
     }
 
-    fn score(&self, place: &Place<'_>, level: Option<u32>) -> i64 {
+    fn score(&self, place: &RulePlace<'_>, level: Option<u32>) -> i64 {
         let Some(fragments) = self.fragments.get(place.number()) else {
             return EVEN;
         };
@@ -35,27 +35,27 @@ impl Fgd {
     }
 }
 
-impl Rule for Fgd {
-    fn view(&self) -> View {
+impl CostRule for Fgd {
+    fn view(&self) -> StateView {
         // On a tie, the first GPU is taken, so the policy must see which GPU has how much left.
-        View {
+        StateView {
             positions: true,
             kinds: false,
         }
     }
 
-    fn set_mix(&mut self, mix: &Mix, shapes: &[Shape]) {
+    fn set_mix(&mut self, mix: &Mix, shapes: &[NodeShape]) {
         self.typical = mix.typical();
         self.fragments.clear();
         self.epoch += 1;
         shapes.iter().for_each(|shape| self.add_shape(shape));
     }
 
-    fn add_shape(&mut self, shape: &Shape) {
+    fn add_shape(&mut self, shape: &NodeShape) {
         self.fragments.push(Fragments::of(&self.typical, shape));
     }
 
-    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+    fn set_shapes(&mut self, shapes: &[(NodeShape, u64)]) {
         self.fragments.clear();
         self.epoch += 1;
         shapes.iter().for_each(|(shape, _)| self.add_shape(shape));
@@ -65,7 +65,7 @@ impl Rule for Fgd {
         self.epoch
     }
 
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         if !place.takes_part() {
             return -self.score(place, None);
         }
@@ -73,7 +73,7 @@ impl Rule for Fgd {
         -scores.max().unwrap_or(0)
     }
 
-    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+    fn level(&mut self, place: &RulePlace<'_>) -> Option<u32> {
         let mut best: Option<(i64, u32)> = None;
         for level in place.state.levels(place.amount) {
             let score = self.score(place, Some(level));

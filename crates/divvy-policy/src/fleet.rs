@@ -7,13 +7,13 @@ use divvy_model::{Pod, Vendor};
 
 use super::divvy::mixture::Mixture;
 use super::{
-    Cost, Decision, Demand, GpuGroup, Limits, Mix, Model, ModelSet, Models, NodeId, Placer, Policy, Shape, Term, demand_of,
-    from_ledger, rank,
+    CacheLimits, Cost, CostTerm, Decision, Demand, GpuGroup, Mix, Model, ModelSet, Models, NodeId, NodeShape, Placer, Policy,
+    demand_of, from_ledger, rank,
 };
 use crate::mixer::Mixer;
 use crate::ranking::Ranking;
 use crate::whole;
-use divvy_placement::{Ask, Choice, Ledger, NodeView, Taste};
+use divvy_placement::{Ask, Choice, Ledger, LedgerNode, Taste};
 
 /// A ledger's nodes, ranked by a policy.
 ///
@@ -31,17 +31,17 @@ pub struct Fleet {
     /// The mix of requests for FGD, which does not learn on its own.
     history: Mixture,
     /// The number of groups of each kind.
-    kinds: BTreeMap<Kind, usize>,
-    limits: Limits,
+    kinds: BTreeMap<GroupKind, usize>,
+    limits: CacheLimits,
     /// The number of nodes that also offer shared GPUs as a whole.
     offer_whole: usize,
 }
 
 /// A kind of group: GPU product, GPU size, and the base-2 logarithm of the CPU. A policy keeps tables for each kind. Nodes
 /// publish their own products and sizes, so there could be as many kinds as GPUs.
-type Kind = (Model, u32, u32);
+type GroupKind = (Model, u32, u32);
 
-fn kind_of(shape: &Shape) -> Kind {
+fn kind_of(shape: &NodeShape) -> GroupKind {
     // Machines with about the same number of cores are alike.
     (shape.model, shape.gpu_size, shape.cpu_milli.checked_ilog2().unwrap_or(0))
 }
@@ -52,13 +52,13 @@ struct Groups {
     /// The number of the node's group, if it has only one, of the default vendor's GPUs, as almost all nodes have. A request names
     /// thousands of nodes, and reading the number from here avoids a cache miss for each of them.
     only: Option<NodeId>,
-    all: Vec<Group>,
+    all: Vec<IdenticalGpus>,
     /// Whether the node also offers its GPUs as a whole.
     whole: bool,
 }
 
 impl Groups {
-    fn new(all: Vec<Group>, whole: bool) -> Groups {
+    fn new(all: Vec<IdenticalGpus>, whole: bool) -> Groups {
         let only = match all.as_slice() {
             [group] if group.vendor == Vendor::default() => group.id,
             _ => None,
@@ -69,18 +69,18 @@ impl Groups {
 
 /// A group of identical GPUs of a node.
 #[derive(Debug)]
-struct Group {
-    /// The group's number in the placer. It is `None` if there are already [`Limits::kinds`] other kinds; then the ledger's best
+struct IdenticalGpus {
+    /// The group's number in the placer. It is `None` if there are already [`CacheLimits::kinds`] other kinds; then the ledger's best
     /// fit applies.
     id: Option<NodeId>,
     vendor: Vendor,
-    shape: Shape,
+    shape: NodeShape,
     positions: Vec<usize>,
 }
 
 /// The cost of a pod on a node in detail.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct PlacementOffer {
     /// The node's name.
     pub node: String,
     /// The GPUs that the pod would get, by their positions in [`divvy_placement::NodeState::gpus`].
@@ -88,12 +88,12 @@ pub struct Offer {
     /// The cost in the policy's own unit: lower is better.
     pub cost: i64,
     /// The terms of the cost. The list is empty if the policy's cost is a single number.
-    pub terms: Vec<Term>,
+    pub terms: Vec<CostTerm>,
 }
 
 impl Fleet {
     /// Create a fleet without nodes that has learned nothing.
-    pub fn new(policy: Policy, limits: Limits) -> Fleet {
+    pub fn new(policy: Policy, limits: CacheLimits) -> Fleet {
         Fleet {
             placer: Placer::with_limits(policy, limits),
             models: Models::default(),
@@ -156,14 +156,14 @@ impl Fleet {
             .retain(groups.fold(ModelSet::NONE, |used, group| used.with(group.shape.model)));
     }
 
-    fn take_in(&mut self, view: &NodeView<'_>) {
+    fn take_in(&mut self, view: &LedgerNode<'_>) {
         let groups = from_ledger(view, &mut self.models);
         let whole = offers_whole(view);
         if let Some(known) = self.nodes.get_mut(view.name()) {
             self.offer_whole = self.offer_whole + usize::from(whole) - usize::from(known.whole);
             known.whole = whole;
         }
-        let same = |known: &Group, now: &GpuGroup| {
+        let same = |known: &IdenticalGpus, now: &GpuGroup| {
             (known.vendor, known.shape, &known.positions) == (now.vendor, now.shape, &now.positions)
         };
         let known = self.nodes.get(view.name()).map_or(&[][..], |groups| &groups.all);
@@ -180,7 +180,7 @@ impl Fleet {
         let add = |(number, group): (usize, GpuGroup)| {
             let kind = kind_of(&group.shape);
             let known = self.kinds.contains_key(&kind) || self.kinds.len() < self.limits.kinds;
-            Group {
+            IdenticalGpus {
                 id: known.then(|| {
                     *self.kinds.entry(kind).or_default() += 1;
                     self.placer.add(group.shape, group.free, group_rank(name, number))
@@ -190,7 +190,7 @@ impl Fleet {
                 positions: group.positions,
             }
         };
-        let added: Vec<Group> = groups.into_iter().enumerate().map(add).collect();
+        let added: Vec<IdenticalGpus> = groups.into_iter().enumerate().map(add).collect();
         if !added.is_empty() {
             self.offer_whole += usize::from(whole);
             self.nodes.insert(name.to_owned(), Groups::new(added, whole));
@@ -264,7 +264,7 @@ impl Fleet {
         for name in nodes.clone() {
             if ask.rules.is_none() {
                 // Such a pod gets GPUs of the default vendor.
-                let is_for = |group: &&Group| group.vendor == Vendor::default();
+                let is_for = |group: &&IdenticalGpus| group.vendor == Vendor::default();
                 match self.nodes.get(name) {
                     Some(Groups { only: Some(id), .. }) => ids.push(*id),
                     Some(Groups { all, .. }) => ids.extend(all.iter().filter(is_for).filter_map(|group| group.id)),
@@ -332,11 +332,11 @@ impl Fleet {
 
     /// List all nodes on which the policy sees room on a GPU that the pod accepts, best first: sorted by the pod's preference,
     /// then by cost. Each node is evaluated separately, so this is slow.
-    pub fn offers(&mut self, pod: &Pod, ask: &Ask, ledger: &Ledger) -> Vec<Offer> {
+    pub fn offers(&mut self, pod: &Pod, ask: &Ask, ledger: &Ledger) -> Vec<PlacementOffer> {
         let Some(demand) = demand_of(pod, ask) else {
             return Vec::new();
         };
-        let mut offers: Vec<(Reverse<u64>, i64, u64, Offer)> = Vec::new();
+        let mut offers: Vec<(Reverse<u64>, i64, u64, PlacementOffer)> = Vec::new();
         let taste = Taste::of(ask);
         for view in ledger.nodes() {
             let Some((liking, ids)) = self.liked(&view, &taste) else {
@@ -352,7 +352,7 @@ impl Fleet {
             let Some(gpus) = self.positions(&view, &taste, decision) else {
                 continue;
             };
-            let offer = Offer {
+            let offer = PlacementOffer {
                 node: view.name().to_owned(),
                 gpus,
                 cost: cost.amount,
@@ -367,7 +367,7 @@ impl Fleet {
 
     /// Among the GPUs with room on a node, return how much the pod likes the most preferred ones, and the groups that contain
     /// them. The result is `None` if no GPU has room.
-    fn liked(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<(u64, Vec<NodeId>)> {
+    fn liked(&self, view: &LedgerNode<'_>, taste: &Taste<'_>) -> Option<(u64, Vec<NodeId>)> {
         let groups = &self.nodes.get(view.name())?.all;
         let likings = groups
             .iter()
@@ -382,7 +382,7 @@ impl Fleet {
     ///
     /// To the policy, the GPUs of a group are alike, but not always to the pod: if the pod prefers another GPU of the group, it
     /// gets that one. A pod with several GPUs gets those that work best together.
-    fn positions(&self, view: &NodeView<'_>, taste: &Taste<'_>, decision: Decision) -> Option<Vec<usize>> {
+    fn positions(&self, view: &LedgerNode<'_>, taste: &Taste<'_>, decision: Decision) -> Option<Vec<usize>> {
         let ask = taste.ask();
         let mut groups = self.nodes.get(view.name())?.all.iter();
         let group = groups.find(|group| group.id == Some(decision.node))?;
@@ -397,10 +397,10 @@ impl Fleet {
     }
 }
 
-impl Group {
+impl IdenticalGpus {
     /// Among the GPUs of the group that the pod accepts and that have room, return how much the pod likes the best one; for a pod
     /// that needs K GPUs, the K-th best. The result is `None` if there are fewer.
-    fn liking(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<u64> {
+    fn liking(&self, view: &LedgerNode<'_>, taste: &Taste<'_>) -> Option<u64> {
         let ask = taste.ask();
         if ask.memory.is_none_or(|memory| view.most_free() < memory) {
             return None;
@@ -434,7 +434,7 @@ fn lower(one: Option<Cost>, other: Option<Cost>) -> Option<Cost> {
 }
 
 /// Report whether a node offers shared GPUs as a whole as well.
-fn offers_whole(view: &NodeView<'_>) -> bool {
+fn offers_whole(view: &LedgerNode<'_>) -> bool {
     view.state()
         .is_some_and(|state| state.gpus.iter().any(|gpu| gpu.whole.is_some() && gpu.is_shared()))
 }

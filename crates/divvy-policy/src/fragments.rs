@@ -9,7 +9,7 @@
 //! the node's free CPU and on the free amount of that GPU. So a table (`content`) holds, for each pair of a CPU and an
 //! amount, the number of pods for which both suffice. The measure then costs one lookup per GPU.
 
-use super::{Demand, Mix, Shape, State};
+use super::{Demand, Mix, NodeShape, PolicyNodeState};
 
 /// The fragments of nodes with one kind of GPU. The result is exact: a sum of counts times amounts.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub(crate) struct Fragments {
 
 impl Fragments {
     /// Build the table for nodes whose GPUs have this shape's product and size.
-    pub(crate) fn of(mix: &Mix, shape: &Shape) -> Fragments {
+    pub(crate) fn of(mix: &Mix, shape: &NodeShape) -> Fragments {
         let allowed = |(demand, count): (&Demand, u64)| {
             let amount = demand.amount(shape).filter(|_| demand.gpus > 0)?;
             Some((*demand, amount, i64::try_from(count).unwrap_or(i64::MAX)))
@@ -68,8 +68,8 @@ impl Fragments {
         self.pods
     }
 
-    /// Return the idle capacity that a pod cannot use, summed over the pods of the mix, in the unit of [`Shape::gpu_size`].
-    pub(crate) fn amount(&self, state: &State) -> i64 {
+    /// Return the idle capacity that a pod cannot use, summed over the pods of the mix, in the unit of [`NodeShape::gpu_size`].
+    pub(crate) fn amount(&self, state: &PolicyNodeState) -> i64 {
         let mut useful = 0;
         if !self.amounts.is_empty() {
             let met = self.cpus.partition_point(|cpu| *cpu <= state.cpu_milli);

@@ -3,7 +3,7 @@
 //! The extender and the simulator run the same functions; [`from_ledger`] translates the extender's nodes into this description.
 //! All decisions use only integers, so they are the same on every machine.
 //!
-//! - [`Shape`], [`Free`]: what a node has when it is empty, and what is free on it now
+//! - [`NodeShape`], [`FreeOnNode`]: what a node has when it is empty, and what is free on it now
 //! - [`Demand`]: what a pod requests; [`Mix`]: how often each kind of request occurs
 //! - [`Policy`]: the policies by name
 //! - [`Placer`]: the nodes that a policy places pods on; it decides, and caches computed costs
@@ -34,22 +34,22 @@ mod whole;
 use std::fmt;
 use std::str::FromStr;
 
-pub use demand::{Demand, Share};
+pub use demand::{Demand, DemandShare};
 pub use divvy_placement::hash::rank;
-pub use fleet::{Fleet, Offer};
+pub use fleet::{Fleet, PlacementOffer};
 pub use mapping::{GpuGroup, demand_of, from_ledger};
 pub use mix::Mix;
 pub use model::{Model, ModelSet, Models};
 pub use placer::{Cost, Decision, NodeId, Placer};
 pub use ranking::Ranking;
-use rule::Rule;
-pub use shape::{MOST_GPUS, Shape};
-use state::State;
-pub use state::{Free, GpuSet};
+use rule::CostRule;
+pub use shape::{MOST_GPUS, NodeShape};
+use state::PolicyNodeState;
+pub use state::{FreeOnNode, GpuSet};
 
 /// One term of a placement's cost, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Term {
+pub struct CostTerm {
     /// The term's name: `stranding`, `scarcity`, or `slot pressure`.
     pub name: &'static str,
     /// The cost in thousandths of a GPU; a negative number is a gain.
@@ -58,7 +58,7 @@ pub struct Term {
 
 /// How much a [`Placer`] caches. Dropped entries are computed again when they are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct CacheLimits {
     /// The number of cached costs, one per class of pods and node state; about 60 bytes each.
     pub costs: usize,
     /// The number of node states for which the stranded amount is cached; about 200 bytes each.
@@ -73,10 +73,10 @@ pub struct Limits {
     pub hurry: bool,
 }
 
-impl Default for Limits {
+impl Default for CacheLimits {
     /// Return the limits for a program that does nothing else: at most about 300 MiB.
-    fn default() -> Limits {
-        Limits {
+    fn default() -> CacheLimits {
+        CacheLimits {
             costs: 1 << 20,
             states: 1 << 20,
             classes: 4096,
@@ -86,9 +86,9 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl CacheLimits {
     /// The limits for a server that must stay small in a cluster of 5,000 nodes: at most about 40 MiB.
-    pub const SMALL: Limits = Limits {
+    pub const SMALL: CacheLimits = CacheLimits {
         costs: 1 << 18,
         states: 1 << 16,
         classes: 128,
@@ -167,7 +167,7 @@ impl Policy {
         }
     }
 
-    fn rule(self, limits: Limits) -> Box<dyn Rule> {
+    fn rule(self, limits: CacheLimits) -> Box<dyn CostRule> {
         match self {
             // The policy `random` does not use its rule.
             Policy::Random | Policy::BestFit => Box::new(baselines::BestFit),

@@ -2,8 +2,8 @@
 
 use divvy_model::{Health, MiB, Pod, Vendor};
 
-use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
-use divvy_placement::{Ask, NodeView};
+use super::{Demand, DemandShare, FreeOnNode, MOST_GPUS, ModelSet, Models, NodeShape};
+use divvy_placement::{Ask, LedgerNode};
 
 /// A group of identical GPUs of one node, which a [`crate::Placer`] treats as a node of its own. All groups of a node share its
 /// CPU and main memory, so each group is described as if it had all of them.
@@ -12,9 +12,9 @@ pub struct GpuGroup {
     /// The vendor of the GPUs.
     pub vendor: Vendor,
     /// What the GPUs and the node have when nothing runs on them.
-    pub shape: Shape,
+    pub shape: NodeShape,
     /// What is free now.
-    pub free: Free,
+    pub free: FreeOnNode,
     /// For each position in this group, the GPU's position in [`divvy_placement::NodeState::gpus`].
     pub positions: Vec<usize>,
 }
@@ -25,7 +25,7 @@ pub struct GpuGroup {
 ///
 /// The ledger still decides whether a pod fits, because it knows more: the pod's own reservations, and the GPUs that its rules
 /// name.
-pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
+pub fn from_ledger(view: &LedgerNode<'_>, models: &mut Models) -> Vec<GpuGroup> {
     let Some(state) = view.state().filter(|state| state.unusable(None).is_none()) else {
         return Vec::new();
     };
@@ -42,14 +42,14 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
                 && group.positions.len() < MOST_GPUS
         };
         if groups.iter_mut().find(like).is_none() {
-            let shape = Shape {
+            let shape = NodeShape {
                 model,
                 gpus: 0,
                 gpu_size: size,
                 cpu_milli: clamp(state.cpu_milli),
                 memory_mib: mib(MiB::from_bytes(state.memory_bytes)),
             };
-            let free = Free {
+            let free = FreeOnNode {
                 cpu_milli: clamp(state.cpu_milli.saturating_sub(cpu_used)),
                 memory_mib: mib(MiB::from_bytes(state.memory_bytes.saturating_sub(memory_used))),
                 ..shape.empty()
@@ -75,7 +75,7 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
 }
 
 /// Add a pod to the groups' counts of pods by kind.
-fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
+fn count_kind(groups: &mut [GpuGroup], view: &LedgerNode<'_>, pod: &Pod) {
     let parts = view.parts(pod);
     for group in groups {
         let here = parts
@@ -95,16 +95,16 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
 /// requests MIG devices, or whole GPUs of a vendor whose GPUs are not shared by default: no policy knows those.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
     let share = match ask.whole {
-        Some(kind) if kind.is_of_shared_gpus() => Share::WHOLE,
+        Some(kind) if kind.is_of_shared_gpus() => DemandShare::WHOLE,
         Some(_) => return None,
-        None => Share::Memory(u32::try_from(ask.memory?.0).ok()?),
+        None => DemandShare::Memory(u32::try_from(ask.memory?.0).ok()?),
     };
     Some(Demand {
         cpu_milli: pod.cpu_milli,
         // Rounded up, because free memory is rounded down.
         memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
         gpus: match share {
-            Share::Memory(0) => 0,
+            DemandShare::Memory(0) => 0,
             _ => u8::try_from(ask.gpus).ok()?,
         },
         share,

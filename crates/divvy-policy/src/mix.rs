@@ -65,8 +65,8 @@ impl Mix {
 
 fn size(demand: &Demand) -> (u8, u64, u32) {
     let share = match demand.share {
-        super::Share::Milli(milli) => u64::from(milli),
-        super::Share::Memory(memory) => u64::from(memory),
+        super::DemandShare::Milli(milli) => u64::from(milli),
+        super::DemandShare::Memory(memory) => u64::from(memory),
     };
     (demand.gpus, share, demand.cpu_milli)
 }

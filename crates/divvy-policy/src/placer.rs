@@ -7,10 +7,10 @@ use std::hash::BuildHasherDefault;
 
 use divvy_placement::hash::mix;
 
-use super::rule::{Kept, Place, Rule};
+use super::rule::{CostRule, KeptStates, RulePlace};
 use super::slots::Slots;
-use super::state::View;
-use super::{Demand, Free, GpuSet, Limits, Mix, Policy, Shape};
+use super::state::StateView;
+use super::{CacheLimits, Demand, FreeOnNode, GpuSet, Mix, NodeShape, Policy};
 use crate::mixer::Mixer;
 pub use among::Cost;
 use costs::NO_FIT;
@@ -37,9 +37,9 @@ pub struct Decision {
 }
 
 #[derive(Debug)]
-struct Node {
+struct PlacerNode {
     shape: u32,
-    free: Free,
+    free: FreeOnNode,
     rank: u64,
     slot: u32,
 }
@@ -55,7 +55,7 @@ struct Node {
 /// - Nodes in the same state (shape, free CPU, free amounts of the GPUs) share a slot (`Slots`), so their cost is computed once.
 /// - Each class of pods has a row (`Rows`) with a cost for each slot. The slots keep a log of changes, and `catch_up` applies the
 ///   changes that the row has not seen yet.
-/// - A cost is either exact or a guess: `Rule::guess` is cheap, but `Rule::cost` may be expensive. After a change of all prices,
+/// - A cost is either exact or a guess: `CostRule::guess` is cheap, but `CostRule::cost` may be expensive. After a change of all prices,
 ///   the old exact costs become guesses.
 /// - `evaluate` replaces guesses with exact costs, the most promising first, until the best known cost is exact and no guess is
 ///   below it, or until the effort for one decision is spent. Most guesses lie below the exact cost, so a place whose guess is
@@ -64,11 +64,11 @@ struct Node {
 #[derive(Debug)]
 pub struct Placer {
     policy: Policy,
-    rule: Box<dyn Rule>,
-    view: View,
-    shapes: Vec<Shape>,
-    shape_numbers: HashMap<Shape, u32, BuildHasherDefault<Mixer>>,
-    nodes: Vec<Option<Node>>,
+    rule: Box<dyn CostRule>,
+    view: StateView,
+    shapes: Vec<NodeShape>,
+    shape_numbers: HashMap<NodeShape, u32, BuildHasherDefault<Mixer>>,
+    nodes: Vec<Option<PlacerNode>>,
     unused: Vec<u32>,
     slots: Slots,
     rows: Rows,
@@ -88,11 +88,11 @@ const TURN: usize = 32;
 impl Placer {
     /// Create a placer without nodes and without a mix of requests.
     pub fn new(policy: Policy) -> Placer {
-        Placer::with_limits(policy, Limits::default())
+        Placer::with_limits(policy, CacheLimits::default())
     }
 
     /// Create a placer as [`Placer::new`] does, but with the given limits for its caches.
-    pub fn with_limits(policy: Policy, limits: Limits) -> Placer {
+    pub fn with_limits(policy: Policy, limits: CacheLimits) -> Placer {
         let rule = policy.rule(limits);
         Placer {
             policy,
@@ -115,7 +115,7 @@ impl Placer {
 
     /// Add a node. Among nodes with equal cost, the one with the lowest `rank` is chosen, so each node should have its own rank;
     /// see [`crate::rank`].
-    pub fn add(&mut self, shape: Shape, free: Free, rank: u64) -> NodeId {
+    pub fn add(&mut self, shape: NodeShape, free: FreeOnNode, rank: u64) -> NodeId {
         let number = self.shape_number(shape);
         let id = self.unused.pop().unwrap_or_else(|| {
             self.nodes.push(None);
@@ -124,7 +124,7 @@ impl Placer {
         });
         self.rule.joined(number as usize);
         let slot = self.slots.insert(free.state(number, self.view), rank, id);
-        self.nodes[id as usize] = Some(Node {
+        self.nodes[id as usize] = Some(PlacerNode {
             shape: number,
             free,
             rank,
@@ -143,7 +143,7 @@ impl Placer {
     }
 
     /// Set what is free on a node, regardless of what was free before.
-    pub fn set(&mut self, node: NodeId, free: Free) {
+    pub fn set(&mut self, node: NodeId, free: FreeOnNode) {
         let Some(there) = self.nodes.get_mut(node.index()).and_then(Option::as_mut) else {
             return;
         };
@@ -156,9 +156,9 @@ impl Placer {
     }
 
     /// Set what is free on a node as [`Placer::set`] does, and count the difference as GPU capacity that pods took or released.
-    pub fn moved(&mut self, node: NodeId, free: Free) {
+    pub fn moved(&mut self, node: NodeId, free: FreeOnNode) {
         let Some((shape, before)) = self.node(node) else { return };
-        let sum = |free: &Free| free.gpus.iter().map(|left| u64::from(*left)).sum::<u64>();
+        let sum = |free: &FreeOnNode| free.gpus.iter().map(|left| u64::from(*left)).sum::<u64>();
         let milli = |amount: u64| amount * 1000 / u64::from(shape.gpu_size.max(1));
         let (before, after) = (sum(before), sum(&free));
         let (taken, given_back) = (milli(before.saturating_sub(after)), milli(after.saturating_sub(before)));
@@ -172,13 +172,13 @@ impl Placer {
     }
 
     /// Return what a node has when it is empty, and what is free on it.
-    pub fn node(&self, node: NodeId) -> Option<(&Shape, &Free)> {
+    pub fn node(&self, node: NodeId) -> Option<(&NodeShape, &FreeOnNode)> {
         let there = self.nodes.get(node.index())?.as_ref()?;
         Some((&self.shapes[there.shape as usize], &there.free))
     }
 
     /// Return all nodes, in the order of their numbers.
-    pub fn nodes(&self) -> impl Iterator<Item = (&Shape, &Free)> {
+    pub fn nodes(&self) -> impl Iterator<Item = (&NodeShape, &FreeOnNode)> {
         let nodes = self.nodes.iter().flatten();
         nodes.map(|node| (&self.shapes[node.shape as usize], &node.free))
     }
@@ -252,7 +252,7 @@ impl Placer {
             return;
         }
         let mut numbers = vec![0; self.shapes.len()];
-        let mut shapes: Vec<(Shape, u64)> = Vec::with_capacity(used);
+        let mut shapes: Vec<(NodeShape, u64)> = Vec::with_capacity(used);
         for (number, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
             numbers[number] = u32::try_from(shapes.len()).unwrap_or(u32::MAX);
             shapes.push((self.shapes[number], count));
@@ -291,7 +291,7 @@ impl Placer {
         Some(Decision { node, gpus })
     }
 
-    fn shape_number(&mut self, shape: Shape) -> u32 {
+    fn shape_number(&mut self, shape: NodeShape) -> u32 {
         if let Some(number) = self.shape_numbers.get(&shape) {
             return *number;
         }
@@ -312,7 +312,7 @@ impl Placer {
         row.exact.grow(slots);
         row.guessed.grow(slots);
         row.versions.resize(slots, 0);
-        row.kept.resize(slots, Kept::default());
+        row.kept.resize(slots, KeptStates::default());
         if row.epoch != self.rule.epoch() {
             row.epoch = self.rule.epoch();
             // A cost that was exact before is a good guess.
@@ -324,7 +324,7 @@ impl Placer {
                 return;
             }
             row.versions[slot] = there.version;
-            row.kept[slot] = Kept::default();
+            row.kept[slot] = KeptStates::default();
             row.exact.set(slot, NO_FIT);
             row.guesses -= usize::from(row.guessed.set(slot, NO_FIT) != NO_FIT);
             let Some(state) = &there.state else { return };
@@ -332,7 +332,7 @@ impl Placer {
                 return;
             };
             if state.fits(class, amount) {
-                let guess = self.rule.guess(&Place {
+                let guess = self.rule.guess(&RulePlace {
                     demand: class,
                     amount,
                     shape: &self.shapes[state.shape as usize],
@@ -415,7 +415,7 @@ impl Placer {
         let Some(amount) = row.amounts[state.shape as usize] else {
             return NO_FIT;
         };
-        let place = Place {
+        let place = RulePlace {
             demand: class,
             amount,
             shape: &self.shapes[state.shape as usize],
@@ -451,7 +451,7 @@ impl Placer {
         let mut level = None;
         if class.is_part(shape, amount) {
             let slot = self.slots.get(there.slot as usize);
-            level = self.rule.level(&Place {
+            level = self.rule.level(&RulePlace {
                 demand: class,
                 amount,
                 shape,

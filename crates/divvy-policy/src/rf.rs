@@ -4,9 +4,9 @@
 
 use super::divvy::{MICRO, Waste, micro, scarcity};
 use super::fragments::Fragments;
-use super::rule::{Kept, Place, Rule};
-use super::state::State;
-use super::{Demand, Mix, Shape};
+use super::rule::{CostRule, KeptStates, RulePlace};
+use super::state::PolicyNodeState;
+use super::{Demand, Mix, NodeShape};
 
 /// The step in which costs are compared: 20 thousandths of a GPU.
 const STEP: i64 = 20 * MICRO;
@@ -17,7 +17,7 @@ pub(crate) struct Rf {
     typical: Mix,
     classes: Vec<(Demand, u64)>,
     /// By shape number: the shape and its number of nodes here, the waste in `waste`, and the price in `scarcity`.
-    shapes: Vec<(Shape, u64)>,
+    shapes: Vec<(NodeShape, u64)>,
     waste: Vec<(Fragments, Waste)>,
     scarcity: Vec<i64>,
     /// Whether the prices must be computed again.
@@ -31,7 +31,7 @@ impl Rf {
         self.epoch += 1;
     }
 
-    fn price(&mut self, place: &Place<'_>) -> i64 {
+    fn price(&mut self, place: &RulePlace<'_>) -> i64 {
         if std::mem::take(&mut self.reprice) {
             self.scarcity = scarcity(&self.classes, &self.shapes);
         }
@@ -39,44 +39,44 @@ impl Rf {
         price / 2 * i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
     }
 
-    fn waste(&self, place: &Place<'_>, state: &State) -> i64 {
+    fn waste(&self, place: &RulePlace<'_>, state: &PolicyNodeState) -> i64 {
         let (fragments, waste) = &self.waste[place.number()];
         let fragments = micro(i128::from(fragments.amount(state)), fragments.pods(), place.shape);
         fragments + waste.unplaced_micro(state, place.shape) / 10
     }
 
-    fn waste_on(&self, shape: &Shape) -> (Fragments, Waste) {
+    fn waste_on(&self, shape: &NodeShape) -> (Fragments, Waste) {
         (Fragments::of(&self.typical, shape), Waste::new(&self.classes, shape))
     }
 
-    fn waste_after(&self, place: &Place<'_>, level: Option<u32>) -> i64 {
+    fn waste_after(&self, place: &RulePlace<'_>, level: Option<u32>) -> i64 {
         let after = place.state.after(place.demand, place.amount, level);
         self.waste(place, &after)
     }
 
     /// Return the least waste that a choice of the GPU causes, and the level (free amount) of that GPU. On a tie, the fullest GPU
     /// is chosen.
-    fn least(&self, place: &Place<'_>) -> Option<(i64, u32)> {
+    fn least(&self, place: &RulePlace<'_>) -> Option<(i64, u32)> {
         let levels = place.state.levels(place.amount);
         let wastes = levels.map(|level| (self.waste_after(place, Some(level)), level));
         wastes.min_by_key(|(waste, level)| (*waste, *level))
     }
 }
 
-impl Rule for Rf {
-    fn set_mix(&mut self, mix: &Mix, _shapes: &[Shape]) {
+impl CostRule for Rf {
+    fn set_mix(&mut self, mix: &Mix, _shapes: &[NodeShape]) {
         self.classes = mix.classes().map(|(class, count)| (*class, count)).collect();
         self.typical = mix.typical();
         self.waste = self.shapes.iter().map(|(shape, _)| self.waste_on(shape)).collect();
         self.change();
     }
 
-    fn add_shape(&mut self, shape: &Shape) {
+    fn add_shape(&mut self, shape: &NodeShape) {
         self.shapes.push((*shape, 0));
         self.waste.push(self.waste_on(shape));
     }
 
-    fn set_shapes(&mut self, shapes: &[(Shape, u64)]) {
+    fn set_shapes(&mut self, shapes: &[(NodeShape, u64)]) {
         self.shapes = shapes.to_vec();
         self.waste = self.shapes.iter().map(|(shape, _)| self.waste_on(shape)).collect();
         self.change();
@@ -96,7 +96,7 @@ impl Rule for Rf {
         self.epoch
     }
 
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         let after = if place.takes_part() {
             self.least(place).map_or(0, |(waste, _)| waste)
         } else {
@@ -106,7 +106,7 @@ impl Rule for Rf {
         (after - before + self.price(place)).div_euclid(STEP)
     }
 
-    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+    fn level(&mut self, place: &RulePlace<'_>) -> Option<u32> {
         self.least(place).map(|(_, level)| level)
     }
 }

@@ -8,7 +8,7 @@ pub const MOST_GPUS: usize = 16;
 /// What a node has when it is empty. All its GPUs are alike: a node with different GPUs is described as several nodes
 /// ([`crate::from_ledger`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Shape {
+pub struct NodeShape {
     /// The product of the GPUs.
     pub model: Model,
     /// The number of GPUs, at most [`MOST_GPUS`].

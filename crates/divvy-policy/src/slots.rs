@@ -3,17 +3,17 @@ use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
 use super::rule::Noted;
-use super::state::State;
+use super::state::PolicyNodeState;
 use crate::mixer::Mixer;
 
 /// The current states of the nodes. Each state has a slot, which holds all nodes in that state. A pod costs the same on all of
 /// them, so what is computed for a state is valid for all its nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    slots: Vec<Slot>,
+    slots: Vec<StateSlot>,
     /// Slots that have no nodes and can be reused.
     unused: Vec<u32>,
-    by_state: HashMap<State, u32, BuildHasherDefault<Mixer>>,
+    by_state: HashMap<PolicyNodeState, u32, BuildHasherDefault<Mixer>>,
     /// The slots that got another state or lost their state, in the order of these changes. Changes before `log_start` are
     /// forgotten.
     log: Vec<u32>,
@@ -21,9 +21,9 @@ pub(crate) struct Slots {
 }
 
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct StateSlot {
     /// The state; `None` while no node is in the slot.
-    pub(crate) state: Option<State>,
+    pub(crate) state: Option<PolicyNodeState>,
     /// The number of changes of the slot's state so far.
     pub(crate) version: u32,
     /// What the rule has noted about the state.
@@ -32,7 +32,7 @@ pub(crate) struct Slot {
     nodes: Vec<(u64, u32)>,
 }
 
-impl Slot {
+impl StateSlot {
     /// Return the nodes as (rank, number), in ascending order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u64, u32)> {
         self.nodes.iter().rev().copied()
@@ -45,12 +45,12 @@ impl Slots {
         self.slots.len()
     }
 
-    pub(crate) fn get(&self, slot: usize) -> &Slot {
+    pub(crate) fn get(&self, slot: usize) -> &StateSlot {
         &self.slots[slot]
     }
 
     /// Add a node to the slot of its state, and return the slot's number.
-    pub(crate) fn insert(&mut self, state: State, rank: u64, node: u32) -> u32 {
+    pub(crate) fn insert(&mut self, state: PolicyNodeState, rank: u64, node: u32) -> u32 {
         let slot = match self.by_state.get(&state) {
             Some(slot) => *slot,
             None => self.open(state),
@@ -79,9 +79,9 @@ impl Slots {
         }
     }
 
-    fn open(&mut self, state: State) -> u32 {
+    fn open(&mut self, state: PolicyNodeState) -> u32 {
         let slot = self.unused.pop().unwrap_or_else(|| {
-            self.slots.push(Slot {
+            self.slots.push(StateSlot {
                 state: None,
                 version: 0,
                 noted: Cell::default(),
@@ -121,7 +121,7 @@ impl Slots {
     }
 
     /// Return the states of the nodes, and the number of nodes in each.
-    pub(crate) fn states(&self) -> impl Iterator<Item = (&State, usize)> {
+    pub(crate) fn states(&self) -> impl Iterator<Item = (&PolicyNodeState, usize)> {
         self.slots
             .iter()
             .filter_map(|slot| Some((slot.state.as_ref()?, slot.nodes.len())))

@@ -1,7 +1,7 @@
 //! The policy `spread`: the emptiest GPU first. It is for users who want a GPU to themselves rather than a cluster that holds
 //! more pods.
 
-use super::rule::{Kept, Place, Rule};
+use super::rule::{CostRule, KeptStates, RulePlace};
 
 /// Prefers the GPU with the most free capacity; on a tie, the node with the largest free part.
 #[derive(Debug)]
@@ -14,8 +14,8 @@ fn part(left: u64, of: u64) -> i64 {
     i64::try_from(left.saturating_mul(WHOLE).checked_div(of).unwrap_or(0)).unwrap_or(i64::MAX)
 }
 
-impl Rule for Spread {
-    fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
+impl CostRule for Spread {
+    fn cost(&mut self, place: &RulePlace<'_>, _kept: &mut KeptStates) -> i64 {
         let shape = place.shape;
         let size = u64::from(shape.gpu_size);
         if place.demand.gpus == 0 {
@@ -31,7 +31,7 @@ impl Rule for Spread {
         -(gpu * i64::try_from(WHOLE + 1).unwrap_or(1) + node)
     }
 
-    fn level(&mut self, place: &Place<'_>) -> Option<u32> {
+    fn level(&mut self, place: &RulePlace<'_>) -> Option<u32> {
         place.state.levels(place.amount).max()
     }
 }

@@ -1,13 +1,13 @@
-use super::{Demand, MOST_GPUS, Shape};
+use super::{Demand, MOST_GPUS, NodeShape};
 
-impl Shape {
+impl NodeShape {
     /// Return the free amounts of an empty node with this shape.
-    pub fn empty(&self) -> Free {
+    pub fn empty(&self) -> FreeOnNode {
         let mut gpus = [0; MOST_GPUS];
         gpus.iter_mut()
             .take(usize::from(self.gpus))
             .for_each(|left| *left = self.gpu_size);
-        Free {
+        FreeOnNode {
             cpu_milli: self.cpu_milli,
             memory_mib: self.memory_mib,
             gpus,
@@ -37,21 +37,21 @@ impl GpuSet {
 
 /// What is free on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Free {
+pub struct FreeOnNode {
     /// CPU in thousandths of a core.
     pub cpu_milli: u32,
     /// Main memory in MiB.
     pub memory_mib: u32,
-    /// The free amount of each GPU, by position, in the unit of [`Shape::gpu_size`]; 0 after the last GPU.
+    /// The free amount of each GPU, by position, in the unit of [`NodeShape::gpu_size`]; 0 after the last GPU.
     pub gpus: [u32; MOST_GPUS],
     /// The number of pods on the node by kind: index 0 counts pods with a part of a GPU, index n counts pods with n GPUs. Only
     /// the policy `gpu-clustering` uses it.
     pub kinds: [u16; MOST_GPUS + 1],
 }
 
-impl Free {
+impl FreeOnNode {
     /// Report whether the pod fits, including main memory.
-    pub fn fits(&self, shape: &Shape, demand: &Demand) -> bool {
+    pub fn fits(&self, shape: &NodeShape, demand: &Demand) -> bool {
         self.memory_mib >= demand.memory_mib
             && demand
                 .amount(shape)
@@ -74,7 +74,7 @@ impl Free {
     }
 
     /// Place a pod on these GPUs. If the pod does not fit, change nothing and return false.
-    pub fn take(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) -> bool {
+    pub fn take(&mut self, shape: &NodeShape, demand: &Demand, gpus: GpuSet) -> bool {
         let Some(amount) = demand.amount(shape) else {
             return false;
         };
@@ -93,7 +93,7 @@ impl Free {
     }
 
     /// Remove a pod that was placed here. The free amounts never exceed what the node has.
-    pub fn give_back(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) {
+    pub fn give_back(&mut self, shape: &NodeShape, demand: &Demand, gpus: GpuSet) {
         let Some(amount) = demand.amount(shape) else {
             return;
         };
@@ -108,7 +108,7 @@ impl Free {
     }
 
     /// Return the node's state as the policies see it. `shape` is the number of the node's shape.
-    pub(crate) fn state(&self, shape: u32, view: View) -> State {
+    pub(crate) fn state(&self, shape: u32, view: StateView) -> PolicyNodeState {
         let mut left = self.gpus;
         let mut kinds = 0;
         if !view.positions {
@@ -118,7 +118,7 @@ impl Free {
             let there = self.kinds.iter().enumerate().filter(|(_, count)| **count > 0);
             kinds = there.fold(0, |set, (kind, _)| set | 1 << kind);
         }
-        State {
+        PolicyNodeState {
             shape,
             kinds,
             cpu_milli: self.cpu_milli,
@@ -129,7 +129,7 @@ impl Free {
 
 /// What a policy must see of a node in addition to the free amounts of its GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct StateView {
     /// Whether the policy must know which GPU has how much free. If false, the GPUs are sorted by free amount, the fullest last.
     pub(crate) positions: bool,
     /// Whether the policy must know which kinds of pods are on the node.
@@ -139,15 +139,15 @@ pub(crate) struct View {
 /// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state, because no policy
 /// uses it. If it were part, fewer nodes would share a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct State {
-    /// The number of the node's [`Shape`].
+pub(crate) struct PolicyNodeState {
+    /// The number of the node's [`NodeShape`].
     pub(crate) shape: u32,
     pub(crate) kinds: u32,
     pub(crate) cpu_milli: u32,
     pub(crate) left: [u32; MOST_GPUS],
 }
 
-impl State {
+impl PolicyNodeState {
     pub(crate) fn fits(&self, demand: &Demand, amount: u32) -> bool {
         fits(self.cpu_milli, &self.left, demand, amount)
     }
@@ -158,7 +158,7 @@ impl State {
     }
 
     /// Return the number of completely free GPUs.
-    pub(crate) fn whole(&self, shape: &Shape) -> u32 {
+    pub(crate) fn whole(&self, shape: &NodeShape) -> u32 {
         let gpus = &self.left[..usize::from(shape.gpus).min(MOST_GPUS)];
         let whole = gpus.iter().filter(|left| **left == shape.gpu_size).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
@@ -166,7 +166,7 @@ impl State {
 
     /// Return the state after a placement: on GPUs whose free amount is exactly `level`; without `level`, by best fit, on those
     /// with the least free capacity that still suffices. The pod must fit.
-    pub(crate) fn after(&self, demand: &Demand, amount: u32, level: Option<u32>) -> State {
+    pub(crate) fn after(&self, demand: &Demand, amount: u32, level: Option<u32>) -> PolicyNodeState {
         let mut after = *self;
         after.cpu_milli = self.cpu_milli.saturating_sub(demand.cpu_milli);
         let fitting = |left: u32| left >= amount && level.is_none_or(|level| left == level);
@@ -192,7 +192,7 @@ impl State {
     }
 
     /// Return the state with the GPUs sorted by free amount, the fullest last.
-    pub(crate) fn sorted(mut self) -> State {
+    pub(crate) fn sorted(mut self) -> PolicyNodeState {
         // Insertion sort: the GPUs are nearly sorted already.
         for end in 1..MOST_GPUS {
             let mut at = end;

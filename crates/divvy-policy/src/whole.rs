@@ -1,7 +1,7 @@
 //! The ranking of nodes for pods that request whole GPUs. It is the same under every policy.
 
 use divvy_model::Pod;
-use divvy_placement::{Ask, Ledger, NodeView, Taste};
+use divvy_placement::{Ask, Ledger, LedgerNode, Taste};
 
 use crate::{Cost, Ranking, rank as hash};
 
@@ -37,7 +37,7 @@ pub(crate) fn rank<'n>(pod: &Pod, ask: &Ask, nodes: impl IntoIterator<Item = &'n
 
 /// Return how much the pod likes the least preferred of the GPUs that it would get, and the number of free GPUs that it accepts.
 /// The result is `None` if there are too few.
-fn free_on(view: &NodeView<'_>, taste: &Taste<'_>) -> Option<(u64, i64)> {
+fn free_on(view: &LedgerNode<'_>, taste: &Taste<'_>) -> Option<(u64, i64)> {
     let gpus = view.state()?.gpus.len();
     let mut likings: Vec<u64> = (0..gpus).filter_map(|position| view.liking(position, taste)).collect();
     likings.sort_unstable_by(|a, b| b.cmp(a));

@@ -6,19 +6,19 @@ use divvy_cdi::generate::{Extras, nvidia};
 use divvy_cdi::{Edits, Hook, Registry};
 use divvy_host::Files;
 use divvy_oci::runtime::bundle::Bundle;
-use divvy_oci::runtime::call::Call;
+use divvy_oci::runtime::call::RuntimeCall;
 use divvy_oci::runtime::live::{self, Live};
-use divvy_oci::runtime::plan::{self, Asked, Decides, Plan};
-use divvy_oci::runtime::request::{Container, Wanted};
-use divvy_oci::runtime::require::{self, Facts};
-use divvy_oci::runtime::settings::{self, Mode, Settings};
+use divvy_oci::runtime::plan::{self, DecidedRequest, Decides, DevicePlan};
+use divvy_oci::runtime::request::{RequestingContainer, WantedDevices};
+use divvy_oci::runtime::require::{self, RequirementFacts};
+use divvy_oci::runtime::settings::{self, OciRuntimeSettings, RuntimeMode};
 use divvy_oci::runtime::{extras, legacy};
 
-use crate::error::{Error, Log};
+use crate::error::{Error, RuntimeLog};
 use crate::{files, low_level, probe};
 
 /// Add the container's devices to its `config.json`. If the container requests nothing, the file stays the same, byte for byte.
-pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(), Error> {
+pub(crate) fn prepare(call: &RuntimeCall, settings: &OciRuntimeSettings, log: &RuntimeLog) -> Result<(), Error> {
     let path = Path::new(call.bundle.as_deref().unwrap_or(".".as_ref())).join("config.json");
     let file = |what| {
         let path = path.clone();
@@ -31,7 +31,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     let text = files::read(&path).map_err(file("read"))?;
     let mut bundle = Bundle::parse(&text).map_err(of_bundle)?;
     let container = bundle.container().map_err(of_bundle)?;
-    let Asked { decides, ignored } = Asked::of(&container, settings)?;
+    let DecidedRequest { decides, ignored } = DecidedRequest::of(&container, settings)?;
     for sentence in &ignored {
         log.warning(sentence);
     }
@@ -45,7 +45,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
             }
             let registry = specs()?;
             let edits = plan::edits(&plan, &registry)?;
-            required(log, &container, settings, &Facts::of_specs(&plan, &registry))?;
+            required(log, &container, settings, &RequirementFacts::of_specs(&plan, &registry))?;
             edits
         }
         Decides::Live(plan) => {
@@ -58,10 +58,10 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
         Decides::Allocation { uid, container: name } => {
             let registry = specs()?;
             let plan = plan::allocation(&uid, &name, &registry)?;
-            if plan == Plan::LeaveAlone {
+            if plan == DevicePlan::LeaveAlone {
                 return alone(bundle, &path, settings);
             }
-            required(log, &container, settings, &Facts::of_specs(&plan, &registry))?;
+            required(log, &container, settings, &RequirementFacts::of_specs(&plan, &registry))?;
             plan::edits(&plan, &registry)?
         }
     };
@@ -81,8 +81,8 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
 
 /// Handle a container that gets no devices. If an engine added NVIDIA's hook, remove it: the hook would give the container
 /// devices that are refused here, or that were not allocated to its pod.
-fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Error> {
-    let removed = settings.mode != Mode::Legacy
+fn alone(mut bundle: Bundle, path: &Path, settings: &OciRuntimeSettings) -> Result<(), Error> {
+    let removed = settings.mode != RuntimeMode::Legacy
         && bundle.remove_legacy_hooks().map_err(|source| Error::Bundle {
             path: path.to_owned(),
             source,
@@ -103,11 +103,16 @@ const ONLY_LIVE: &str = "Ignoring the request for IMEX channels, NVIDIA_GDS, NVI
 
 /// Refuse an image whose requirements the driver does not meet. This error is easier to find and to understand than the later
 /// failure of CUDA.
-fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
+fn required(
+    log: &RuntimeLog,
+    container: &RequestingContainer,
+    settings: &OciRuntimeSettings,
+    facts: &RequirementFacts,
+) -> Result<(), Error> {
     match require::expressions(container, settings) {
         Ok(expressions) => Ok(require::check(&expressions, facts)?),
         // Some images use CUDA_VERSION in their own way. NVIDIA's program would refuse them.
-        Err(error @ require::Error::CudaVersion(_)) => {
+        Err(error @ require::RequirementError::CudaVersion(_)) => {
             log.warning(&format!("{error}; the image's requirements on the driver are not checked"));
             Ok(())
         }
@@ -116,8 +121,12 @@ fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts
 }
 
 /// Return the GPUs that the driver reports now, and the facts about them.
-fn live(log: &Log, settings: &Settings, container: &Container) -> Result<(Registry, Facts), Error> {
-    let (extras, ignored) = extras::extras(container, settings).map_err(plan::Error::from)?;
+fn live(
+    log: &RuntimeLog,
+    settings: &OciRuntimeSettings,
+    container: &RequestingContainer,
+) -> Result<(Registry, RequirementFacts), Error> {
+    let (extras, ignored) = extras::extras(container, settings).map_err(plan::DevicePlanError::from)?;
     let said = probe::ask(settings)?;
     let machine = Files::below("/");
     let root = settings.cli.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
@@ -150,8 +159,13 @@ pub(crate) fn ldconfig() -> &'static str {
 
 /// Return the hook that calls `nvidia-container-cli` once the container has a process and a root. If the settings require it,
 /// also return the hook that makes the loader prefer the image's own libcuda.
-fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
-    let words = legacy::words(container, wanted, settings, ldconfig()).map_err(plan::Error::Legacy)?;
+fn legacy_hook(
+    log: &RuntimeLog,
+    container: &RequestingContainer,
+    wanted: &WantedDevices,
+    settings: &OciRuntimeSettings,
+) -> Result<Edits, Error> {
+    let words = legacy::words(container, wanted, settings, ldconfig()).map_err(plan::DevicePlanError::Legacy)?;
     let cli = low_level::nvidia_container_cli(&settings.cli, Error::NoCli)?;
     let mut args = vec!["divvy-hook".to_owned(), "legacy".to_owned()];
     args.extend(settings.cli.environment.iter().map(|entry| format!("--env={entry}")));

@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use divvy_oci::runtime::call::{self, Call};
-use divvy_oci::runtime::settings::{Level, Settings};
+use divvy_oci::runtime::call::{self, RuntimeCall};
+use divvy_oci::runtime::settings::{LogLevel, OciRuntimeSettings};
 use divvy_oci::runtime::{bundle, live, plan, require, settings};
 use serde_json::json;
 use thiserror::Error as ThisError;
@@ -17,7 +17,7 @@ use thiserror::Error as ThisError;
 pub(crate) enum Error {
     /// The command line is wrong.
     #[error("{0}")]
-    Call(call::Error),
+    Call(call::RuntimeCallError),
     /// Standard output is closed.
     #[error("the version cannot be printed: {0}")]
     Output(std::io::Error),
@@ -37,7 +37,7 @@ pub(crate) enum Error {
         /// The file's path.
         path: PathBuf,
         /// The error in it.
-        source: settings::Error,
+        source: settings::RuntimeSettingsError,
     },
     /// Neither runc nor crun was found.
     #[error(
@@ -52,14 +52,14 @@ pub(crate) enum Error {
         /// The path of `config.json`.
         path: PathBuf,
         /// The error.
-        source: bundle::Error,
+        source: bundle::BundleError,
     },
     /// The container cannot get what it requests.
     #[error(transparent)]
-    Plan(#[from] plan::Error),
+    Plan(#[from] plan::DevicePlanError),
     /// The driver does not meet the image's requirements.
     #[error(transparent)]
-    Require(#[from] require::Error),
+    Require(#[from] require::RequirementError),
     /// The driver could not be queried.
     #[error(
         "this machine's GPUs could not be read from the driver: {program}: {why}. Devices in CDI specs do not need the driver: request nvidia.com/gpu=0 \
@@ -74,7 +74,7 @@ pub(crate) enum Error {
     },
     /// No spec can be made from the probe's output.
     #[error(transparent)]
-    Live(#[from] live::Error),
+    Live(#[from] live::LiveSpecError),
     /// A program that is part of Divvy is missing.
     #[error("{0} does not exist; it comes with divvy-runtime and must be in the same directory")]
     NotBeside(PathBuf),
@@ -109,24 +109,24 @@ pub(crate) enum Error {
 /// The files to which log lines are written: the file that the engine names for runc, and the runtime's own file
 /// (`nvidia-container-runtime.debug`).
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct RuntimeLog {
     engine: Option<PathBuf>,
     is_json: bool,
     own: Option<PathBuf>,
-    level: Level,
+    level: LogLevel,
 }
 
-impl Log {
-    pub(crate) fn of(call: &Call) -> Log {
-        Log {
+impl RuntimeLog {
+    pub(crate) fn of(call: &RuntimeCall) -> RuntimeLog {
+        RuntimeLog {
             engine: call.log.as_ref().map(PathBuf::from),
             is_json: call.log_is_json,
-            ..Log::default()
+            ..RuntimeLog::default()
         }
     }
 
     /// Set the runtime's own log file and its level from the settings.
-    pub(crate) fn also(&mut self, settings: &Settings) {
+    pub(crate) fn also(&mut self, settings: &OciRuntimeSettings) {
         self.own = settings.debug.as_ref().map(PathBuf::from);
         self.level = settings.log_level;
     }
@@ -136,24 +136,24 @@ impl Log {
         let text = format!("{program}: {error}");
         // If this fails, there is no other place to report it.
         let _ = writeln!(std::io::stderr(), "{text}");
-        self.log(Level::Error, &text);
+        self.log(LogLevel::Error, &text);
     }
 
     /// Log a problem with a container that is nevertheless created.
     pub(crate) fn warning(&self, text: &str) {
-        self.log(Level::Warning, text);
+        self.log(LogLevel::Warning, text);
     }
 
     /// Log a change. It is written only to the runtime's own file, because engines show every line of their file to the user.
     pub(crate) fn info(&self, text: &str) {
-        if self.level >= Level::Info
+        if self.level >= LogLevel::Info
             && let Some(path) = &self.own
         {
-            self.in_own(path, Level::Info, text);
+            self.in_own(path, LogLevel::Info, text);
         }
     }
 
-    fn log(&self, level: Level, text: &str) {
+    fn log(&self, level: LogLevel, text: &str) {
         if let Some(path) = &self.engine {
             // The file belongs to the engine, which notices itself if it cannot be written.
             let _ = append(path, &self.line(level, text));
@@ -167,7 +167,7 @@ impl Log {
 
     /// Write to the runtime's own log file. If that fails, the container starts anyway, and a warning is written to the engine's
     /// log.
-    fn in_own(&self, path: &Path, level: Level, text: &str) {
+    fn in_own(&self, path: &Path, level: LogLevel, text: &str) {
         let directory = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         let written = directory.and_then(|()| append(path, &self.line(level, text)));
         if let (Err(error), Some(engine)) = (written, &self.engine) {
@@ -175,12 +175,12 @@ impl Log {
                 "nvidia-container-runtime.debug: {} cannot be written: {error}",
                 path.display()
             );
-            let _ = append(engine, &self.line(Level::Warning, &why));
+            let _ = append(engine, &self.line(LogLevel::Warning, &why));
         }
     }
 
     /// Format a line as runc formats its log lines.
-    fn line(&self, level: Level, text: &str) -> String {
+    fn line(&self, level: LogLevel, text: &str) -> String {
         let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         let level = level.as_str();
         if self.is_json {

@@ -5,9 +5,9 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use divvy_cdi::{Found, Registry, is_spec_file};
-use divvy_oci::runtime::bundle::{Device, NoDevice};
-use divvy_oci::runtime::settings::{self, Settings};
+use divvy_cdi::{FoundSpec, Registry, is_spec_file};
+use divvy_oci::runtime::bundle::{HostDevice, NoDevice};
+use divvy_oci::runtime::settings::{self, OciRuntimeSettings};
 use rustix::fs::OFlags;
 
 use crate::error::Error;
@@ -20,19 +20,19 @@ const MOST: u64 = 16 * 1024 * 1024;
 const BY_VARIABLE: &str = "NVIDIA_CTK_CONFIG_FILE_PATH";
 
 /// Read the settings from `config.toml`. Return the defaults if the file does not exist.
-pub(crate) fn settings() -> Result<Settings, Error> {
+pub(crate) fn settings() -> Result<OciRuntimeSettings, Error> {
     let by_variable = std::env::var_os(BY_VARIABLE).map(PathBuf::from);
     let of_user = std::env::var_os("XDG_CONFIG_HOME").map(|home| Path::new(&home).join("nvidia-container-runtime/config.toml"));
     let of_user = of_user.filter(|path| path.exists());
     let path = by_variable.or(of_user).unwrap_or_else(|| PathBuf::from(settings::PATH));
     match settings_of(path) {
-        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
+        Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(OciRuntimeSettings::default()),
         settings => settings,
     }
 }
 
 /// Read the settings as NVIDIA's hook does. If a flag or a variable names the file, the file must exist.
-pub(crate) fn settings_of_hook(by_flag: Option<PathBuf>) -> Result<Settings, Error> {
+pub(crate) fn settings_of_hook(by_flag: Option<PathBuf>) -> Result<OciRuntimeSettings, Error> {
     let by_variable = || {
         std::env::var_os(BY_VARIABLE)
             .filter(|path| !path.is_empty())
@@ -41,9 +41,9 @@ pub(crate) fn settings_of_hook(by_flag: Option<PathBuf>) -> Result<Settings, Err
     by_flag.or_else(by_variable).map_or_else(settings, settings_of)
 }
 
-fn settings_of(path: PathBuf) -> Result<Settings, Error> {
+fn settings_of(path: PathBuf) -> Result<OciRuntimeSettings, Error> {
     match read(&path) {
-        Ok(text) => Settings::parse(&text).map_err(|source| Error::Settings { path, source }),
+        Ok(text) => OciRuntimeSettings::parse(&text).map_err(|source| Error::Settings { path, source }),
         Err(source) => Err(Error::File {
             what: "read",
             path,
@@ -129,7 +129,7 @@ pub(crate) fn specs(directories: &[String]) -> Result<Registry, Error> {
             let path = entry.map_err(unread)?.path();
             let is_spec = path.file_name().is_some_and(|name| is_spec_file(&name.to_string_lossy()));
             if is_spec {
-                found.push(Found::of(path.display().to_string(), priority, read(&path)));
+                found.push(FoundSpec::of(path.display().to_string(), priority, read(&path)));
             }
         }
     }
@@ -137,7 +137,7 @@ pub(crate) fn specs(directories: &[String]) -> Result<Registry, Error> {
 }
 
 /// Return the device node at a path, without following a symbolic link.
-pub(crate) fn device(path: &str) -> Result<Device, NoDevice> {
+pub(crate) fn device(path: &str) -> Result<HostDevice, NoDevice> {
     let found = fs::symlink_metadata(path)?;
     let kind = found.file_type();
     let kind = match () {
@@ -150,7 +150,7 @@ pub(crate) fn device(path: &str) -> Result<Device, NoDevice> {
     // The same bits as in glibc's gnu_dev_major and gnu_dev_minor.
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & 0xffff_f000);
     let minor = (number & 0xff) | ((number >> 12) & 0xffff_ff00);
-    Ok(Device {
+    Ok(HostDevice {
         kind,
         major: u32::try_from(major).unwrap_or(u32::MAX),
         minor: u32::try_from(minor & 0xffff_ffff).unwrap_or(u32::MAX),

@@ -18,11 +18,11 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use divvy_oci::hook::state::State;
+use divvy_oci::hook::state::OciState;
 use divvy_oci::runtime::bundle::{Bundle, LEGACY_HOOKS};
 use divvy_oci::runtime::{legacy, plan};
 
-use crate::error::{Error, Log};
+use crate::error::{Error, RuntimeLog};
 use crate::{create, files, low_level};
 
 /// The `PATH` for `nvidia-container-cli`. By default, that program gets no other variable.
@@ -37,16 +37,16 @@ pub(crate) fn name() -> Option<&'static str> {
 
 /// What the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum HookCommand {
     Help,
     Version,
-    Prestart(Flags),
+    Prestart(HookFlags),
     /// A command that does nothing.
     Nothing,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Flags {
+struct HookFlags {
     config: Option<PathBuf>,
     debug: bool,
     version: bool,
@@ -54,7 +54,7 @@ struct Flags {
 
 /// What is wrong with the command line, in Go's words.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-enum UsageError {
+enum HookUsageError {
     #[error("flag needs an argument: -config")]
     NoArgument,
     #[error("flag provided but not defined: -{0}")]
@@ -78,11 +78,11 @@ pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
             say(&format!("{name}: {wrong}\n{}", usage(name)));
             ExitCode::from(2)
         }
-        Ok(Asked::Help) => {
+        Ok(HookCommand::Help) => {
             say(&usage(name));
             ExitCode::SUCCESS
         }
-        Ok(Asked::Version) => {
+        Ok(HookCommand::Version) => {
             let text = format!(
                 "NVIDIA Container Runtime Hook version {} of divvy, in place of 1.20.0\n",
                 env!("CARGO_PKG_VERSION")
@@ -95,9 +95,9 @@ pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
                 }
             }
         }
-        Ok(Asked::Nothing) => ExitCode::SUCCESS,
-        Ok(Asked::Prestart(flags)) => {
-            let mut log = Log::default();
+        Ok(HookCommand::Nothing) => ExitCode::SUCCESS,
+        Ok(HookCommand::Prestart(flags)) => {
+            let mut log = RuntimeLog::default();
             match prestart(name, flags, &mut log) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
@@ -119,8 +119,8 @@ fn usage(name: &str) -> String {
     )
 }
 
-fn parse(words: &[OsString]) -> Result<Asked, UsageError> {
-    let mut flags = Flags::default();
+fn parse(words: &[OsString]) -> Result<HookCommand, HookUsageError> {
+    let mut flags = HookFlags::default();
     let mut words = words.iter();
     let command = loop {
         let word = words.next().map(|word| word.to_string_lossy());
@@ -139,28 +139,28 @@ fn parse(words: &[OsString]) -> Result<Asked, UsageError> {
             "config" => {
                 let next = || words.next().map(|word| word.to_string_lossy().into_owned());
                 let value = value.map(str::to_owned).or_else(next);
-                let value = value.ok_or(UsageError::NoArgument)?;
+                let value = value.ok_or(HookUsageError::NoArgument)?;
                 flags.config = Some(PathBuf::from(value)).filter(|path| !path.as_os_str().is_empty());
             }
-            "h" | "help" => return Ok(Asked::Help),
-            other => return Err(UsageError::UnknownFlag(other.to_owned())),
+            "h" | "help" => return Ok(HookCommand::Help),
+            other => return Err(HookUsageError::UnknownFlag(other.to_owned())),
         }
     };
     match command.as_deref() {
-        _ if flags.version => Ok(Asked::Version),
-        Some("prestart") => Ok(Asked::Prestart(flags)),
-        Some("poststart" | "poststop") => Ok(Asked::Nothing),
-        Some(other) => Err(UsageError::UnknownCommand(other.to_owned())),
-        None => Err(UsageError::NoCommand),
+        _ if flags.version => Ok(HookCommand::Version),
+        Some("prestart") => Ok(HookCommand::Prestart(flags)),
+        Some("poststart" | "poststop") => Ok(HookCommand::Nothing),
+        Some(other) => Err(HookUsageError::UnknownCommand(other.to_owned())),
+        None => Err(HookUsageError::NoCommand),
     }
 }
 
 /// Parse a boolean as Go does. A flag without a value means true.
-fn truth(flag: &str, value: Option<&str>) -> Result<bool, UsageError> {
+fn truth(flag: &str, value: Option<&str>) -> Result<bool, HookUsageError> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
         Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
-        Some(other) => Err(UsageError::NoBoolean {
+        Some(other) => Err(HookUsageError::NoBoolean {
             flag: flag.to_owned(),
             value: other.to_owned(),
         }),
@@ -168,7 +168,7 @@ fn truth(flag: &str, value: Option<&str>) -> Result<bool, UsageError> {
 }
 
 /// Replace this process with `nvidia-container-cli` if the container requests GPUs.
-fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
+fn prestart(name: &str, flags: HookFlags, log: &mut RuntimeLog) -> Result<(), Error> {
     let mut settings = files::settings_of_hook(flags.config)?;
     log.also(&settings);
     if flags.debug {
@@ -176,7 +176,7 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     }
     let mut said = String::new();
     files::read_all(std::io::stdin(), &mut said).map_err(|error| Error::State(format!("cannot be read: {error}")))?;
-    let state = State::parse(said.as_bytes())
+    let state = OciState::parse(said.as_bytes())
         .map_err(|error| Error::State(format!("does not follow the runtime specification: {error}")))?;
     let directory = state.bundle().ok_or_else(|| Error::State("names no bundle".to_owned()))?;
     let path = Path::new(directory).join("config.json");
@@ -198,7 +198,7 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     }
     let Some(wanted) = wanted else { return Ok(()) };
     let root = Path::new(directory).join(bundle.root().map_err(of_bundle)?);
-    let words = legacy::words(&container, &wanted, &settings, create::ldconfig()).map_err(plan::Error::Legacy)?;
+    let words = legacy::words(&container, &wanted, &settings, create::ldconfig()).map_err(plan::DevicePlanError::Legacy)?;
     if state.pid == 0 {
         return Err(Error::State("has no PID, which a prestart hook needs".to_owned()));
     }
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn flags_are_read_as_go_reads_them() {
         let prestart = |config: &str, debug| {
-            Ok(Asked::Prestart(Flags {
+            Ok(HookCommand::Prestart(HookFlags {
                 config: Some(PathBuf::from(config)).filter(|path| !path.as_os_str().is_empty()),
                 debug,
                 version: false,
@@ -235,11 +235,11 @@ mod tests {
             ("-debug prestart", prestart("", true)),
             ("--debug=0 -config /c prestart", prestart("/c", false)),
             ("--config=/c -- prestart -debug", prestart("/c", false)),
-            ("poststart", Ok(Asked::Nothing)),
-            ("poststop -x", Ok(Asked::Nothing)),
-            ("-version", Ok(Asked::Version)),
-            ("-version=true bogus", Ok(Asked::Version)),
-            ("-help", Ok(Asked::Help)),
+            ("poststart", Ok(HookCommand::Nothing)),
+            ("poststop -x", Ok(HookCommand::Nothing)),
+            ("-version", Ok(HookCommand::Version)),
+            ("-version=true bogus", Ok(HookCommand::Version)),
+            ("-help", Ok(HookCommand::Help)),
             ("bogus", Err("unknown command \"bogus\"")),
             ("-debug", Err("no command is given")),
             ("-", Err("unknown command \"-\"")),

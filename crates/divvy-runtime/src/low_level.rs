@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use divvy_oci::runtime::settings::Cli;
+use divvy_oci::runtime::settings::NvidiaCliSettings;
 
 use crate::error::Error;
 
@@ -22,7 +22,7 @@ pub(crate) fn find(candidates: &[String]) -> Result<PathBuf, Error> {
 
 /// Find `nvidia-container-cli` for mode `legacy`: at the path in the settings, or in the usual directories, first within the
 /// driver's root. `missing` gets the places that were searched.
-pub(crate) fn nvidia_container_cli(settings: &Cli, missing: fn(String) -> Error) -> Result<String, Error> {
+pub(crate) fn nvidia_container_cli(settings: &NvidiaCliSettings, missing: fn(String) -> Error) -> Result<String, Error> {
     let name = settings
         .path
         .as_deref()

@@ -18,33 +18,37 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use divvy_oci::runtime::call::Call;
+use divvy_oci::runtime::call::RuntimeCall;
 
-use error::{Error, Log};
+use error::{Error, RuntimeLog};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let Some(name) = hook::name() {
         return hook::run(name, &words);
     }
-    let call = Call::parse(&words);
+    let call = RuntimeCall::parse(&words);
     let (log, error) = match &call {
         Ok(call) => run(call, &words),
-        Err(error) => (Log::default(), Error::Call(error.clone())),
+        Err(error) => (RuntimeLog::default(), Error::Call(error.clone())),
     };
     log.error("divvy-runtime", &error);
     ExitCode::FAILURE
 }
 
 /// Handle one call. This function returns only on an error, because otherwise the real runtime replaces this process.
-fn run(call: &Call, words: &[OsString]) -> (Log, Error) {
+fn run(call: &RuntimeCall, words: &[OsString]) -> (RuntimeLog, Error) {
     // Many programs query the version, and a version query does nothing that a log should record.
-    let mut log = if call.version { Log::default() } else { Log::of(call) };
+    let mut log = if call.version {
+        RuntimeLog::default()
+    } else {
+        RuntimeLog::of(call)
+    };
     let error = go(call, words, &mut log);
     (log, error)
 }
 
-fn go(call: &Call, words: &[OsString], log: &mut Log) -> Error {
+fn go(call: &RuntimeCall, words: &[OsString], log: &mut RuntimeLog) -> Error {
     if call.version {
         // The real runtime's version follows, which engines parse.
         let banner = format!(

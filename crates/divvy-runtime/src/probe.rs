@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use divvy_oci::runtime::settings::Settings;
+use divvy_oci::runtime::settings::OciRuntimeSettings;
 
 use crate::error::Error;
 
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MOST: u64 = 4 * 1024 * 1024;
 
 /// Return the probe's output, a snapshot of this machine's GPUs.
-pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
+pub(crate) fn ask(settings: &OciRuntimeSettings) -> Result<String, Error> {
     let program = match &settings.probe {
         Some(path) => PathBuf::from(path),
         None => super::files::beside("divvy-probe")?,

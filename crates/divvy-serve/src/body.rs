@@ -28,13 +28,13 @@ pub(crate) enum Stopped {
 
 /// The memory for all bodies together.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct BodyBudget {
     left: AtomicUsize,
 }
 
-impl Budget {
-    pub(crate) fn new(bytes: usize) -> Budget {
-        Budget {
+impl BodyBudget {
+    pub(crate) fn new(bytes: usize) -> BodyBudget {
+        BodyBudget {
             left: AtomicUsize::new(bytes),
         }
     }
@@ -48,15 +48,15 @@ impl Budget {
 
 /// One request's part of the budget. It is held until the request is answered, because handlers keep the body until then.
 #[derive(Debug)]
-pub(crate) struct Account {
-    budget: Arc<Budget>,
+pub(crate) struct BodyAccount {
+    budget: Arc<BodyBudget>,
     taken: AtomicUsize,
     stopped: AtomicU8,
 }
 
-impl Account {
-    pub(crate) fn new(budget: Arc<Budget>) -> Account {
-        Account {
+impl BodyAccount {
+    pub(crate) fn new(budget: Arc<BodyBudget>) -> BodyAccount {
+        BodyAccount {
             budget,
             taken: AtomicUsize::new(0),
             stopped: AtomicU8::new(0),
@@ -71,9 +71,9 @@ impl Account {
             .find(|why| *why as u8 == found)
     }
 
-    fn stop(&self, why: Stopped) -> Error {
+    fn stop(&self, why: Stopped) -> BodyError {
         self.stopped.store(why as u8, Ordering::Relaxed);
-        Error(why)
+        BodyError(why)
     }
 
     /// Take memory from the budget for a body that has `bytes` bytes so far. Return false if the budget is exhausted.
@@ -88,7 +88,7 @@ impl Account {
     }
 }
 
-impl Drop for Account {
+impl Drop for BodyAccount {
     fn drop(&mut self) {
         self.budget.left.fetch_add(*self.taken.get_mut(), Ordering::Relaxed);
     }
@@ -96,9 +96,9 @@ impl Drop for Account {
 
 /// The error that a handler gets instead of the rest of a body. The caller gets an HTTP status with the same meaning ([`crate::connection`]).
 #[derive(Debug)]
-pub(crate) struct Error(Stopped);
+pub(crate) struct BodyError(Stopped);
 
-impl std::fmt::Display for Error {
+impl std::fmt::Display for BodyError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0 {
             Stopped::TooSlow => "the body did not arrive in time",
@@ -108,11 +108,11 @@ impl std::fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for BodyError {}
 
 /// A request body with limits, as handlers read it.
 #[derive(Debug)]
-pub(crate) struct Limited {
+pub(crate) struct LimitedBody {
     inner: Incoming,
     deadline: Pin<Box<Sleep>>,
     largest: usize,
@@ -120,13 +120,13 @@ pub(crate) struct Limited {
     /// Bytes that have been read but are not in `piece` yet.
     rest: Bytes,
     piece: BytesMut,
-    account: Arc<Account>,
+    account: Arc<BodyAccount>,
     ended: bool,
 }
 
-impl Limited {
-    pub(crate) fn new(inner: Incoming, deadline: Instant, largest: usize, account: Arc<Account>) -> Limited {
-        Limited {
+impl LimitedBody {
+    pub(crate) fn new(inner: Incoming, deadline: Instant, largest: usize, account: Arc<BodyAccount>) -> LimitedBody {
+        LimitedBody {
             ended: inner.is_end_stream(),
             inner,
             deadline: Box::pin(tokio::time::sleep_until(deadline)),
@@ -161,7 +161,7 @@ impl Limited {
     }
 }
 
-impl Body for Limited {
+impl Body for LimitedBody {
     type Data = Bytes;
     type Error = axum::BoxError;
 

@@ -21,23 +21,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 
-use crate::body::{Account, Limited, Stopped};
-use crate::table::Phase;
-use crate::{Door, Limits, Opened, Place, Share, TurnedAway};
+use crate::body::{BodyAccount, LimitedBody, Stopped};
+use crate::table::ConnectionPhase;
+use crate::{CallerLimits, ConnectionPlace, Door, OpenedConnection, ServerLimits, TurnedAway};
 
 /// Return how long a phase may last. An unknown caller must send a request soon after it connects. A known caller may keep a connection in
 /// reserve: Go's http.Transport connects for a request, may then send it over another connection that has become free, and keeps the new one.
-fn time_limit(phase: Phase, known: bool, share: &Share, limits: &Limits) -> Duration {
+fn time_limit(phase: ConnectionPhase, known: bool, share: &CallerLimits, limits: &ServerLimits) -> Duration {
     match phase {
-        Phase::Fresh if known => share.idle,
-        Phase::Fresh | Phase::Header => limits.header,
-        Phase::Idle => share.idle,
-        Phase::Busy => limits.request,
+        ConnectionPhase::Fresh if known => share.idle,
+        ConnectionPhase::Fresh | ConnectionPhase::Header => limits.header,
+        ConnectionPhase::Idle => share.idle,
+        ConnectionPhase::Busy => limits.request,
     }
 }
 
-pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<D>, address: SocketAddr) {
-    let Opened { io, known, peer } = opened;
+pub(crate) async fn serve<D: Door>(opened: OpenedConnection<D::Io, D::Peer>, place: ConnectionPlace<D>, address: SocketAddr) {
+    let OpenedConnection { io, known, peer } = opened;
     let place = Arc::new(place);
     let hall = place.hall.clone();
     let limits = hall.limits;
@@ -46,7 +46,7 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
         let place = place.clone();
         move |request| answer(place.clone(), share, peer.clone(), address, request)
     });
-    let io = TokioIo::new(Watched {
+    let io = TokioIo::new(WatchedStream {
         io,
         place: place.clone(),
     });
@@ -77,7 +77,7 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
         let Some((phase, since)) = phase() else {
             return Poll::Ready(());
         };
-        if stopping && phase != Phase::Busy {
+        if stopping && phase != ConnectionPhase::Busy {
             return Poll::Ready(());
         }
         let ends = since + time_limit(phase, known, &share, &limits);
@@ -87,7 +87,7 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
         if clock.as_mut().poll(cx).is_ready() {
             tracing::debug!(%address, ?phase, "a connection was closed because of a timeout");
             // Being idle is not an error of the client.
-            if phase != Phase::Idle {
+            if phase != ConnectionPhase::Idle {
                 hall.door.turned_away(TurnedAway::TooSlow, address);
             }
             return Poll::Ready(());
@@ -97,28 +97,28 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
     .await;
 }
 
-impl<D: Door> Place<D> {
-    fn set(&self, phase: Phase) {
+impl<D: Door> ConnectionPlace<D> {
+    fn set(&self, phase: ConnectionPhase) {
         self.hall.table().set(self.id, phase, Instant::now());
     }
 }
 
 async fn answer<D: Door>(
-    place: Arc<Place<D>>,
-    share: Share,
+    place: Arc<ConnectionPlace<D>>,
+    share: CallerLimits,
     peer: D::Peer,
     address: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Answering<D>>, Infallible> {
-    place.set(Phase::Busy);
+    place.set(ConnectionPhase::Busy);
     // Created before the first await, and dropped with the response: then the connection is idle.
-    let mut answering = Done(Some(place.clone()));
+    let mut answering = IdleOnDrop(Some(place.clone()));
     let limits = &place.hall.limits;
-    let account = Arc::new(Account::new(place.hall.budget.clone()));
+    let account = Arc::new(BodyAccount::new(place.hall.budget.clone()));
     let declared = request.body().size_hint().lower();
     let response = if usize::try_from(declared).is_ok_and(|bytes| bytes <= share.body_bytes) {
         let mut request = request.map(|body| {
-            Body::new(Limited::new(
+            Body::new(LimitedBody::new(
                 body,
                 Instant::now() + limits.body,
                 share.body_bytes,
@@ -145,7 +145,7 @@ async fn answer<D: Door>(
     Ok(response.map(|inner| Answering { inner, _done: answering }))
 }
 
-fn refused(why: Stopped, share: &Share, limits: &Limits) -> Response {
+fn refused(why: Stopped, share: &CallerLimits, limits: &ServerLimits) -> Response {
     let (status, text) = match why {
         Stopped::TooSlow => (
             StatusCode::REQUEST_TIMEOUT,
@@ -175,12 +175,12 @@ fn refused(why: Stopped, share: &Share, limits: &Limits) -> Response {
 }
 
 /// Marks the connection as idle on drop.
-struct Done<D: Door>(Option<Arc<Place<D>>>);
+struct IdleOnDrop<D: Door>(Option<Arc<ConnectionPlace<D>>>);
 
-impl<D: Door> Drop for Done<D> {
+impl<D: Door> Drop for IdleOnDrop<D> {
     fn drop(&mut self) {
         if let Some(place) = &self.0 {
-            place.set(Phase::Idle);
+            place.set(ConnectionPhase::Idle);
         }
     }
 }
@@ -188,7 +188,7 @@ impl<D: Door> Drop for Done<D> {
 /// The body of a response. When it is dropped, the connection becomes idle.
 struct Answering<D: Door> {
     inner: Body,
-    _done: Done<D>,
+    _done: IdleOnDrop<D>,
 }
 
 impl<D: Door> hyper::body::Body for Answering<D> {
@@ -209,26 +209,26 @@ impl<D: Door> hyper::body::Body for Answering<D> {
 }
 
 /// A stream that detects the first byte of a request.
-struct Watched<D: Door> {
+struct WatchedStream<D: Door> {
     io: D::Io,
-    place: Arc<Place<D>>,
+    place: Arc<ConnectionPlace<D>>,
 }
 
-impl<D: Door> AsyncRead for Watched<D> {
+impl<D: Door> AsyncRead for WatchedStream<D> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buffer);
         if buffer.filled().len() > before {
             let mut table = self.place.hall.table();
-            if let Some((Phase::Fresh | Phase::Idle, _)) = table.get(self.place.id) {
-                table.set(self.place.id, Phase::Header, Instant::now());
+            if let Some((ConnectionPhase::Fresh | ConnectionPhase::Idle, _)) = table.get(self.place.id) {
+                table.set(self.place.id, ConnectionPhase::Header, Instant::now());
             }
         }
         read
     }
 }
 
-impl<D: Door> AsyncWrite for Watched<D> {
+impl<D: Door> AsyncWrite for WatchedStream<D> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }

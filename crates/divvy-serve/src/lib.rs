@@ -1,7 +1,7 @@
 //! An HTTP/1.1 server for axum routers with limits on time, bytes, and connections. Any pod of a cluster may be able to connect to the extender and the
 //! agents, and `axum::serve` has none of these limits.
 //!
-//! - [`Limits`]: the numbers, which each program chooses
+//! - [`ServerLimits`]: the numbers, which each program chooses
 //! - [`Door`]: the step before a connection's first request (a TLS handshake, or nothing)
 //! - `table`: decides which connection is accepted, and which is closed when a limit is reached; pure values
 //! - `connection`: one connection, with its timeouts
@@ -29,8 +29,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use body::Budget;
-use table::{Class, Id, Phase, Source, Table, Verdict};
+use body::BodyBudget;
+use table::{CallerNetwork, ConnectionClass, ConnectionId, ConnectionPhase, ConnectionTable, ConnectionVerdict};
 
 /// Pause after an error of `accept`, which is most likely "too many open files".
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ const IN_A_ROW: u32 = 16;
 
 /// The limits of one class of callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct CallerLimits {
     /// The maximum number of connections at the same time.
     pub connections: usize,
     /// The maximum number of connections from one address at the same time. With IPv6, a /64 network counts as one address,
@@ -57,11 +57,11 @@ pub struct Share {
 
 /// All limits of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Limits for callers that have identified themselves.
-    pub known: Share,
+    pub known: CallerLimits,
     /// Limits for all other callers.
-    pub unknown: Share,
+    pub unknown: CallerLimits,
     /// The maximum number of handshakes at the same time.
     pub handshakes: usize,
     /// The maximum number of handshakes from one address at the same time.
@@ -82,7 +82,7 @@ pub struct Limits {
     pub bodies_bytes: usize,
 }
 
-/// A body up to this size does not count towards [`Limits::bodies_bytes`], so that large bodies cannot block ordinary requests.
+/// A body up to this size does not count towards [`ServerLimits::bodies_bytes`], so that large bodies cannot block ordinary requests.
 pub const FREE_BYTES: usize = 256 << 10;
 
 /// Why a caller got no answer.
@@ -96,7 +96,7 @@ pub enum TurnedAway {
 
 /// A connection whose handshake is done.
 #[derive(Debug)]
-pub struct Opened<I, P> {
+pub struct OpenedConnection<I, P> {
     /// The stream for requests and responses.
     pub io: I,
     /// Whether the caller has identified itself.
@@ -112,7 +112,7 @@ pub trait Door: Send + Sync + 'static {
     /// The caller's identity, which handlers find in the request's extensions.
     type Peer: Clone + Send + Sync + 'static;
 
-    /// Whether there is a handshake. Without one, [`Limits::first_byte`] and [`Limits::handshake`] are not used.
+    /// Whether there is a handshake. Without one, [`ServerLimits::first_byte`] and [`ServerLimits::handshake`] are not used.
     const HANDSHAKE: bool;
 
     /// Wait until connections can be served at all. Until then, they wait in the socket's queue.
@@ -121,7 +121,11 @@ pub trait Door: Send + Sync + 'static {
     }
 
     /// Perform the handshake. `None` means that it failed; the implementation has answered the client if possible.
-    fn open(&self, stream: TcpStream, address: SocketAddr) -> impl Future<Output = Option<Opened<Self::Io, Self::Peer>>> + Send;
+    fn open(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+    ) -> impl Future<Output = Option<OpenedConnection<Self::Io, Self::Peer>>> + Send;
 
     /// Record that a caller got no answer, for logs and metrics.
     fn turned_away(&self, _why: TurnedAway, _address: SocketAddr) {}
@@ -139,8 +143,8 @@ impl Door for Plain {
     type Peer = SocketAddr;
     const HANDSHAKE: bool = false;
 
-    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<Opened<TcpStream, SocketAddr>> {
-        Some(Opened {
+    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<OpenedConnection<TcpStream, SocketAddr>> {
+        Some(OpenedConnection {
             io: stream,
             known: self.known,
             peer: address,
@@ -149,48 +153,54 @@ impl Door for Plain {
 }
 
 /// The data of a connection in the table: the token that is cancelled when a newer connection takes its place, and the client's address.
-type Member = (CancellationToken, SocketAddr);
+type ConnectionData = (CancellationToken, SocketAddr);
 
 /// State that all connections share.
 struct Hall<D> {
     door: D,
     router: Router,
-    limits: Limits,
-    table: Mutex<Table<Instant, Member>>,
-    budget: Arc<Budget>,
+    limits: ServerLimits,
+    table: Mutex<ConnectionTable<Instant, ConnectionData>>,
+    budget: Arc<BodyBudget>,
     stop: CancellationToken,
 }
 
 impl<D> Hall<D> {
-    fn table(&self) -> MutexGuard<'_, Table<Instant, Member>> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable<Instant, ConnectionData>> {
         // Each change of the table is complete before anything can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A place in the table, which is released on drop.
-struct Place<D: Door> {
+struct ConnectionPlace<D: Door> {
     hall: Arc<Hall<D>>,
-    id: Id,
+    id: ConnectionId,
 }
 
-impl<D: Door> Drop for Place<D> {
+impl<D: Door> Drop for ConnectionPlace<D> {
     fn drop(&mut self) {
         self.hall.table().leave(self.id);
     }
 }
 
-impl<D: Door> Place<D> {
+impl<D: Door> ConnectionPlace<D> {
     /// Take a place; `None` if no place is free. `replaced` is cancelled when a newer connection takes this place.
-    fn take(hall: &Arc<Hall<D>>, class: Class, address: SocketAddr, replaced: &CancellationToken) -> Option<Place<D>> {
-        let source = Source::of(address.ip());
+    fn take(
+        hall: &Arc<Hall<D>>,
+        class: ConnectionClass,
+        address: SocketAddr,
+        replaced: &CancellationToken,
+    ) -> Option<ConnectionPlace<D>> {
+        let source = CallerNetwork::of(address.ip());
         let mut table = hall.table();
         let verdict = table.admit(class, source);
         let victim = match verdict {
-            Verdict::Replace(id) => table.leave(id),
-            Verdict::Enter | Verdict::Refuse => None,
+            ConnectionVerdict::Replace(id) => table.leave(id),
+            ConnectionVerdict::Enter | ConnectionVerdict::Refuse => None,
         };
-        let id = (verdict != Verdict::Refuse).then(|| table.enter(class, source, Instant::now(), (replaced.clone(), address)));
+        let id = (verdict != ConnectionVerdict::Refuse)
+            .then(|| table.enter(class, source, Instant::now(), (replaced.clone(), address)));
         drop(table);
         if let Some((token, address)) = victim {
             token.cancel();
@@ -199,7 +209,7 @@ impl<D: Door> Place<D> {
         if id.is_none() {
             hall.door.turned_away(TurnedAway::TooMany, address);
         }
-        id.map(|id| Place { hall: hall.clone(), id })
+        id.map(|id| ConnectionPlace { hall: hall.clone(), id })
     }
 }
 
@@ -217,10 +227,10 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 }
 
 /// Serve until `stop` is cancelled and the requests that have begun are answered.
-pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limits: Limits, stop: CancellationToken) {
+pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limits: ServerLimits, stop: CancellationToken) {
     let hall = Arc::new(Hall {
-        table: Mutex::new(Table::new(&limits)),
-        budget: Arc::new(Budget::new(limits.bodies_bytes)),
+        table: Mutex::new(ConnectionTable::new(&limits)),
+        budget: Arc::new(BodyBudget::new(limits.bodies_bytes)),
         door,
         router,
         limits,
@@ -269,7 +279,7 @@ async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: Socket
     // Ignore the error: this setting only affects latency.
     let _ = stream.set_nodelay(true);
     let opened = if D::HANDSHAKE {
-        let Some(place) = Place::take(hall, Class::Shaking, address, replaced) else {
+        let Some(place) = ConnectionPlace::take(hall, ConnectionClass::Shaking, address, replaced) else {
             return;
         };
         let handshake = async {
@@ -280,7 +290,7 @@ async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: Socket
                 Err(elapsed) => return Err(elapsed),
             }
             // The client is no longer silent, so newer connections take the places of others first.
-            hall.table().set(place.id, Phase::Busy, Instant::now());
+            hall.table().set(place.id, ConnectionPhase::Busy, Instant::now());
             Ok(hall.door.open(stream, address).await)
         };
         let opened = tokio::select! {
@@ -300,8 +310,12 @@ async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: Socket
         hall.door.open(stream, address).await
     };
     let Some(opened) = opened else { return };
-    let class = if opened.known { Class::Known } else { Class::Unknown };
-    let Some(place) = Place::take(hall, class, address, replaced) else {
+    let class = if opened.known {
+        ConnectionClass::Known
+    } else {
+        ConnectionClass::Unknown
+    };
+    let Some(place) = ConnectionPlace::take(hall, class, address, replaced) else {
         return;
     };
     connection::serve(opened, place, address).await;

@@ -15,9 +15,9 @@ const MISSING: *mut c_void = without_provenance_mut(1);
 
 /// A function of the real library, which is looked up once. It does not have its own name: the loader would have to adjust a pointer to it.
 #[derive(Debug, Default)]
-pub struct Function(AtomicPtr<c_void>);
+pub struct RealFunction(AtomicPtr<c_void>);
 
-impl Function {
+impl RealFunction {
     /// A function that was not looked up yet.
     pub const fn new() -> Self {
         Self(AtomicPtr::new(null_mut()))

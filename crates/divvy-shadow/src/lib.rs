@@ -5,7 +5,7 @@
 //!
 //! A shadow runs in other people's programs. So it must have no code that panics, no allocator, no signal handler, no output, no thread, and no
 //! constructor, and it must not need a version of the C library. Here is how it makes system calls ([`sys`]), where the files of a share are ([`path`]), how
-//! it finds the real library's functions ([`Function`]), and how it is linked (`link`, for build scripts).
+//! it finds the real library's functions ([`RealFunction`]), and how it is linked (`link`, for build scripts).
 
 #![cfg_attr(not(any(feature = "link", test)), no_std)]
 #![allow(
@@ -19,7 +19,7 @@ pub mod link;
 pub mod path;
 pub mod sys;
 
-pub use function::Function;
+pub use function::RealFunction;
 
 /// No code panics. A panic would call a symbol that no library has, and a test of each shadow checks that it does not need this symbol.
 #[cfg(all(feature = "shadow", not(feature = "link")))]

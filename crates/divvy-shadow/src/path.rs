@@ -5,15 +5,15 @@ use core::ffi::CStr;
 use divvy_share::DIRECTORY;
 
 /// Where a container has the directories of its GPUs ([`DIRECTORY`]). The tests replace the bytes in a copy of the library.
-pub static ROOT: Root = Root(match DIRECTORY.as_bytes().first_chunk() {
+pub static ROOT: ShareRoot = ShareRoot(match DIRECTORY.as_bytes().first_chunk() {
     Some(bytes) if DIRECTORY.len() == 16 => *bytes,
     _ => panic!("the directory has another length"),
 });
 
 #[derive(Debug)]
-pub struct Root([u8; 16]);
+pub struct ShareRoot([u8; 16]);
 
-impl Root {
+impl ShareRoot {
     pub fn get(&self) -> [u8; 16] {
         // SAFETY: the reference is valid. Volatile, so that the compiler does not put the bytes it knows into the code.
         unsafe { core::ptr::read_volatile(&self.0) }
@@ -22,12 +22,12 @@ impl Root {
 
 /// A path, with room for the longest: `/run/divvy/share/GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx/limits`.
 #[derive(Debug)]
-pub struct Path {
+pub struct FixedPath {
     bytes: [u8; 80],
     len: usize,
 }
 
-impl Path {
+impl FixedPath {
     #[inline(never)]
     pub fn from(parts: &[&[u8]]) -> Self {
         let mut path = Self { bytes: [0; 80], len: 0 };

@@ -15,7 +15,7 @@ use linux_raw_sys::general::{
     PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
 };
 
-use crate::Function;
+use crate::RealFunction;
 
 /// An error number of the kernel.
 pub type Errno = u32;
@@ -81,16 +81,16 @@ unsafe fn call<const N: usize>(number: u32, arguments: [usize; N]) -> Result<usi
 
 /// An open file.
 #[derive(Debug)]
-pub struct File(i32);
+pub struct RawFile(i32);
 
-impl Drop for File {
+impl Drop for RawFile {
     fn drop(&mut self) {
         // SAFETY: the descriptor is this value's own. A descriptor is gone also when closing it fails.
         let _ = unsafe { call(__NR_close, [self.0 as usize]) };
     }
 }
 
-fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
+fn open_any(path: &CStr, flags: u32) -> Result<RawFile, Errno> {
     // SAFETY: the path ends with 0.
     let file = unsafe {
         call(
@@ -103,11 +103,11 @@ fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
             ],
         )
     }?;
-    i32::try_from(file).map(File).map_err(|_| EINVAL)
+    i32::try_from(file).map(RawFile).map_err(|_| EINVAL)
 }
 
 /// Read something from a file's status. The structure stays where it is: to move or clear it, the compiler would call the C library, which not every user has.
-fn status<T>(file: &File, read: impl FnOnce(&stat) -> T) -> Result<T, Errno> {
+fn status<T>(file: &RawFile, read: impl FnOnce(&stat) -> T) -> Result<T, Errno> {
     let mut stat = MaybeUninit::<stat>::uninit();
     // SAFETY: the kernel writes one `struct stat`.
     unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
@@ -120,7 +120,7 @@ fn is_regular(stat: &stat) -> bool {
 }
 
 /// Open a regular file of exactly this size, and no link to one.
-pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
+pub fn open(path: &CStr, write: bool, size: usize) -> Result<RawFile, Errno> {
     // NONBLOCK: a pipe under this name must not stop the program.
     let file = open_any(
         path,
@@ -133,14 +133,14 @@ pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
 }
 
 /// Open a regular file for reading, also through links.
-pub fn open_linked(path: &CStr) -> Result<File, Errno> {
+pub fn open_linked(path: &CStr) -> Result<RawFile, Errno> {
     // NONBLOCK: a pipe under this name must not stop the program.
     let file = open_any(path, O_RDONLY | O_NONBLOCK | O_NOCTTY)?;
     if status(&file, is_regular)? { Ok(file) } else { Err(EINVAL) }
 }
 
 /// What two open files have in common if they are the same file: the file system's number and the inode's.
-pub fn identity(file: &File) -> Result<(u64, u64), Errno> {
+pub fn identity(file: &RawFile) -> Result<(u64, u64), Errno> {
     status(file, |stat| (stat.st_dev, stat.st_ino))
 }
 
@@ -222,7 +222,7 @@ fn number(stat: &stat) -> u64 {
 /// # Safety
 ///
 /// Any bytes are a `T`.
-pub unsafe fn read<T>(file: &File, to: &mut T) -> Result<(), Errno> {
+pub unsafe fn read<T>(file: &RawFile, to: &mut T) -> Result<(), Errno> {
     let (address, size) = (core::ptr::from_mut(to).expose_provenance(), size_of::<T>());
     // SAFETY: the kernel writes at most the size of a `T`, and the caller promises that what it writes is one.
     let got = unsafe { call(__NR_pread64, [file.0 as usize, address, size, 0]) }?;
@@ -230,7 +230,7 @@ pub unsafe fn read<T>(file: &File, to: &mut T) -> Result<(), Errno> {
     if got == size { Ok(()) } else { Err(EINVAL) }
 }
 
-fn map_bytes(size: usize, write: bool, flags: u32, file: Option<&File>) -> Result<*mut c_void, Errno> {
+fn map_bytes(size: usize, write: bool, flags: u32, file: Option<&RawFile>) -> Result<*mut c_void, Errno> {
     let access = if write { PROT_READ | PROT_WRITE } else { PROT_READ };
     let file = file.map_or(usize::MAX, |file| file.0 as usize);
     // SAFETY: the kernel chooses an address range that nothing else uses.
@@ -244,7 +244,7 @@ fn unmap_bytes(address: *mut c_void, size: usize) {
 }
 
 /// Map the start of a file as it is and will be. A `T` may have any bytes and must be made of atomics, because other processes write it.
-pub fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
+pub fn map<T>(file: &RawFile, write: bool) -> Result<&'static T, Errno> {
     let address = map_bytes(size_of::<T>(), write, MAP_SHARED, Some(file))?;
     // SAFETY: the range has the size of a `T` and the alignment of a page. By the contract of this function any bytes are a `T`, and others may
     // write to it.
@@ -295,7 +295,7 @@ pub fn nap() {
 pub fn now() -> u64 {
     type Clock = unsafe extern "C" fn(c_int, *mut __kernel_timespec) -> c_int;
     /// The C library's, behind the driver: it makes no system call, which would take ten times as long.
-    static CLOCK: Function = Function::new();
+    static CLOCK: RealFunction = RealFunction::new();
     let mut time = __kernel_timespec { tv_sec: 0, tv_nsec: 0 };
     match CLOCK.get(c"clock_gettime") {
         Some(found) => {
@@ -346,7 +346,7 @@ pub fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
 /// there were.
 pub fn wake(descriptor: i32, size: usize, distance: usize) -> Result<usize, Errno> {
     // The descriptor stays the caller's.
-    let file = ManuallyDrop::new(File(descriptor));
+    let file = ManuallyDrop::new(RawFile(descriptor));
     // The kernel finds those that wait by the file of a mapped word.
     let start = map_bytes(size, false, MAP_SHARED, Some(&file))?;
     let word = start.expose_provenance().wrapping_add(distance);
@@ -382,7 +382,7 @@ const AWAITED: u32 = 2;
 
 impl Mutex {
     /// Lock until the guard is dropped.
-    pub fn lock(&self) -> Locked<'_> {
+    pub fn lock(&self) -> LockedMutex<'_> {
         if self
             .0
             .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
@@ -393,14 +393,14 @@ impl Mutex {
                 futex(&self.0, FUTEX_WAIT, AWAITED);
             }
         }
-        Locked(self)
+        LockedMutex(self)
     }
 }
 
 #[derive(Debug)]
-pub struct Locked<'a>(&'a Mutex);
+pub struct LockedMutex<'a>(&'a Mutex);
 
-impl Drop for Locked<'_> {
+impl Drop for LockedMutex<'_> {
     fn drop(&mut self) {
         if self.0.0.swap(FREE, Ordering::Release) == AWAITED {
             futex(&self.0.0, FUTEX_WAKE, 1);
@@ -410,7 +410,7 @@ impl Drop for Locked<'_> {
 
 /// The locks of a file's open description.
 #[derive(Debug)]
-pub struct FileLocks<'a>(pub &'a File);
+pub struct FileLocks<'a>(pub &'a RawFile);
 
 impl FileLocks<'_> {
     fn call(&self, command: u32, kind: u32, byte: u64) -> Option<flock> {

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::usage::{SLOTS, Usage};
+use crate::usage::{SLOTS, UsageFile};
 
 /// Locks on bytes of the file, of one open file description.
 pub trait Locks {
@@ -31,7 +31,7 @@ pub fn cleaner(slot: usize) -> u64 {
 }
 
 /// Take the first free slot. Return `None` if there is none.
-pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
+pub fn claim<L: Locks>(locks: &L, usage: &UsageFile, pid: u64) -> Option<usize> {
     let bound = usage.bound();
     usage.slots.iter().enumerate().find_map(|(index, slot)| {
         // The first check only avoids a lock of a slot that has had an owner. The second one decides.

@@ -12,13 +12,13 @@
 //! - **If the pod has no limit, no launch waits.** A rate of 0 means no limit. So does the rate of a whole GPU, which cannot be exceeded.
 //! - **No launch waits forever for its balance.** The balance has a lower bound, and no launch waits longer than the largest debt lasts ([`patience`]): it
 //!   may be the launch for which a running kernel waits.
-//! - **Launches of a pod that the agent has stopped wait until the agent says otherwise** ([`Limits::is_stopped`]).
+//! - **Launches of a pod that the agent has stopped wait until the agent says otherwise** ([`ShareLimits::is_stopped`]).
 //! - **Without an agent the balance still grows**, so a pod whose agent is gone runs on, at the rate that the estimate allows.
 
 use core::sync::atomic::Ordering;
 
-use crate::limits::{Account, Limits, WHOLE};
-use crate::usage::Usage;
+use crate::limits::{ComputeAccount, ShareLimits, WHOLE};
+use crate::usage::UsageFile;
 
 /// The lowest balance. A pod that is below it, because one kernel ran this long, has used time that it does not pay for.
 pub const DEBT: u64 = 5_000_000_000;
@@ -46,14 +46,14 @@ pub enum Turn {
 
 /// Decide about a launch that arrived at the time `since`. `launches` is what [`launches`] returns now.
 #[must_use]
-pub fn turn(limits: &Limits, launches: u64, now: u64, since: u64) -> Turn {
+pub fn turn(limits: &ShareLimits, launches: u64, now: u64, since: u64) -> Turn {
     if limits.is_stopped {
         return Turn::Wait(SLICE);
     }
     if !limits.limits_compute() {
         return if limits.may_stop { Turn::Go(LAUNCHES - 1) } else { Turn::Free };
     }
-    let Account {
+    let ComputeAccount {
         balance,
         at,
         launches: before,
@@ -86,7 +86,7 @@ pub fn patience(rate: u64) -> u64 {
 
 /// The launches that all processes of the pod have counted in their slots, also those that have ended.
 #[must_use]
-pub fn launches(usage: &Usage) -> u64 {
+pub fn launches(usage: &UsageFile) -> u64 {
     let slots = usage.slots.iter().take(usage.bound());
     total(slots.map(|slot| slot.launches.load(Ordering::Relaxed)))
 }
@@ -100,7 +100,7 @@ pub fn total(launches: impl Iterator<Item = u64>) -> u64 {
 /// The agent's account of one pod's compute time on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meter {
-    account: Account,
+    account: ComputeAccount,
     /// Busy time since the last measurement with a launch: one kernel can run through several.
     unsampled: u64,
     /// The busy time of recent measurements, in nanoseconds, and their launches, in [`PARTS`]. The usual time of a launch is their quotient. The mean of
@@ -113,7 +113,7 @@ impl Meter {
     /// A pod that has not used the GPU, or whose use until now is unknown.
     #[must_use]
     pub fn new(now: u64, launches: u64) -> Self {
-        Self::resume(Account {
+        Self::resume(ComputeAccount {
             balance: 0,
             at: now,
             launches,
@@ -123,7 +123,7 @@ impl Meter {
 
     /// Continue with what an earlier agent wrote.
     #[must_use]
-    pub fn resume(account: Account) -> Self {
+    pub fn resume(account: ComputeAccount) -> Self {
         Self {
             account,
             unsampled: 0,
@@ -134,14 +134,14 @@ impl Meter {
 
     /// What the agent writes into `limits`.
     #[must_use]
-    pub fn account(&self) -> Account {
+    pub fn account(&self) -> ComputeAccount {
         self.account
     }
 
     /// Take the result of a measurement: the time for which the pod's processes kept the GPU busy since the last one, in nanoseconds, and their
     /// launches until now. Return what the agent writes into `limits`.
-    pub fn measure(&mut self, rate: u64, now: u64, busy: u64, launches: u64) -> Account {
-        let Account {
+    pub fn measure(&mut self, rate: u64, now: u64, busy: u64, launches: u64) -> ComputeAccount {
+        let ComputeAccount {
             balance,
             at,
             launches: before,
@@ -163,7 +163,7 @@ impl Meter {
             let usual = u128::from(self.busy) * u128::from(PARTS) / u128::from(self.made);
             u64::try_from(usual).unwrap_or(DEBT).min(DEBT)
         };
-        self.account = Account {
+        self.account = ComputeAccount {
             balance,
             at: now,
             launches,

@@ -18,7 +18,7 @@ pub const WORDS: usize = 2 * COPY;
 /// The words of which one changes whenever the content changes: the versions and the checksums of the copies.
 pub const MARK: [usize; 4] = [1, COPY - 1, COPY + 1, WORDS - 1];
 /// What is at [`MARK`].
-pub type Mark = [u64; MARK.len()];
+pub type LimitsMark = [u64; MARK.len()];
 /// Bytes of the file.
 pub const SIZE: usize = WORDS * 8;
 
@@ -39,7 +39,7 @@ pub const WHOLE: u64 = 1_000_000_000;
 
 /// A pod's compute time, as the agent writes it after each measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct ComputeAccount {
     /// The GPU time that the pod had left, in nanoseconds. It is negative if the pod has used more than its rate.
     pub balance: i64,
     /// When that was, in nanoseconds of `CLOCK_MONOTONIC`, which all containers of a machine share.
@@ -52,7 +52,7 @@ pub struct Account {
 
 /// What a pod may use of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct ShareLimits {
     /// The pod's share of the memory, in bytes.
     pub bytes: u64,
     /// Memory in bytes that the driver reports for the pod and that is in no process's slot.
@@ -65,7 +65,7 @@ pub struct Limits {
     /// balance.
     pub priority: u64,
     /// What the pod has left of its compute time.
-    pub account: Account,
+    pub account: ComputeAccount,
     /// Whether managed memory is refused. Otherwise it is charged as if it were on the GPU.
     pub refuse_managed: bool,
     /// Whether the agent stops pods on this node (`--on-escape throttle`). If so, processes look at the limits before they launch, also without a rate.
@@ -76,7 +76,7 @@ pub struct Limits {
 
 /// Why no limits could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum UnreadableLimits {
     /// The file is not a file of limits.
     #[error("the file does not begin like a file of limits; the agent must write it again")]
     Foreign,
@@ -90,7 +90,7 @@ pub enum Unreadable {
     Torn,
 }
 
-impl Limits {
+impl ShareLimits {
     /// Return the number of bytes with which the processes of the pod together may be charged.
     #[must_use]
     pub fn allowed(&self) -> u64 {
@@ -156,7 +156,7 @@ impl Limits {
     /// # Errors
     ///
     /// Fails if the file has no complete copy of this version.
-    pub fn parse(words: &[u64; WORDS]) -> Result<(u64, Self), Unreadable> {
+    pub fn parse(words: &[u64; WORDS]) -> Result<(u64, Self), UnreadableLimits> {
         Self::parse_marked(words).map(|(limits, _)| limits)
     }
 
@@ -166,18 +166,18 @@ impl Limits {
     /// # Errors
     ///
     /// Fails if the file has no complete copy of this version.
-    pub fn parse_marked(words: &[u64; WORDS]) -> Result<((u64, Self), Option<Mark>), Unreadable> {
+    pub fn parse_marked(words: &[u64; WORDS]) -> Result<((u64, Self), Option<LimitsMark>), UnreadableLimits> {
         let (first, second) = words.split_at(COPY);
         let result = match (copy(first), copy(second)) {
             (Ok(first), Ok(second)) => {
                 let newer = if first.0 > second.0 { first } else { second };
                 return Ok((newer, Some(MARK.map(|at| words[at]))));
             }
-            (Ok(whole), Err(Unreadable::Torn)) | (Err(Unreadable::Torn), Ok(whole)) => Ok(whole),
+            (Ok(whole), Err(UnreadableLimits::Torn)) | (Err(UnreadableLimits::Torn), Ok(whole)) => Ok(whole),
             // A part of a later version may look like this version.
-            (Err(newer @ Unreadable::Newer(_)), _) | (_, Err(newer @ Unreadable::Newer(_))) => Err(newer),
-            (Err(Unreadable::Foreign), _) | (_, Err(Unreadable::Foreign)) => Err(Unreadable::Foreign),
-            (Err(Unreadable::Torn), Err(Unreadable::Torn)) => Err(Unreadable::Torn),
+            (Err(newer @ UnreadableLimits::Newer(_)), _) | (_, Err(newer @ UnreadableLimits::Newer(_))) => Err(newer),
+            (Err(UnreadableLimits::Foreign), _) | (_, Err(UnreadableLimits::Foreign)) => Err(UnreadableLimits::Foreign),
+            (Err(UnreadableLimits::Torn), Err(UnreadableLimits::Torn)) => Err(UnreadableLimits::Torn),
         };
         result.map(|limits| (limits, None))
     }
@@ -187,9 +187,9 @@ impl Limits {
     /// # Errors
     ///
     /// Fails if the file is shorter than [`SIZE`] or has no complete copy of this version.
-    pub fn from_bytes(bytes: &[u8]) -> Result<(u64, Self), Unreadable> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<(u64, Self), UnreadableLimits> {
         let mut words = [0; WORDS];
-        let bytes = bytes.get(..SIZE).ok_or(Unreadable::Foreign)?;
+        let bytes = bytes.get(..SIZE).ok_or(UnreadableLimits::Foreign)?;
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
@@ -197,7 +197,7 @@ impl Limits {
     }
 }
 
-fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
+fn copy(words: &[u64]) -> Result<(u64, ShareLimits), UnreadableLimits> {
     let &[
         magic,
         version,
@@ -216,18 +216,18 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
         sum,
     ] = words
     else {
-        return Err(Unreadable::Foreign);
+        return Err(UnreadableLimits::Foreign);
     };
     if magic != MAGIC {
-        return Err(Unreadable::Foreign);
+        return Err(UnreadableLimits::Foreign);
     }
     if version > VERSION {
-        return Err(Unreadable::Newer(version));
+        return Err(UnreadableLimits::Newer(version));
     }
     if version != VERSION || sum != checksum(words) {
-        return Err(Unreadable::Torn);
+        return Err(UnreadableLimits::Torn);
     }
-    let limits = Limits {
+    let limits = ShareLimits {
         bytes,
         overhead,
         context,
@@ -236,7 +236,7 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
         refuse_managed: flags & 1 != 0,
         may_stop: flags & 2 != 0,
         is_stopped: flags & 4 != 0,
-        account: Account {
+        account: ComputeAccount {
             balance: balance.cast_signed(),
             at,
             launches,

@@ -27,7 +27,7 @@ pub trait Word {
 }
 
 /// The slots of all processes of the pod.
-pub trait Table {
+pub trait SlotTable {
     /// The type of a slot's words.
     type Word: Word;
     /// How many slots there are to look at. It may grow, before the owner of a new one announces anything.
@@ -50,7 +50,7 @@ pub trait Table {
 
 /// Why memory was not reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum ReserveRefusal {
     /// The request exceeds what is left of the share.
     #[error("the pod's share of the GPU has not that much memory left")]
     Full,
@@ -63,8 +63,8 @@ pub enum Refused {
 ///
 /// # Errors
 ///
-/// If the processes of the pod would have more than allowed, or if other reservations stood in the way until [`Table::pause`] gave up.
-pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> Result<(), Refused> {
+/// If the processes of the pod would have more than allowed, or if other reservations stood in the way until [`SlotTable::pause`] gave up.
+pub fn reserve<T: SlotTable>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> Result<(), ReserveRefusal> {
     let mut full: Option<u64> = None;
     table.pending(own).add(bytes);
     table.fence();
@@ -74,26 +74,26 @@ pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) ->
             return Ok(());
         }
         match judge(table, own, bytes, allowed) {
-            Verdict::Fits => return Ok(()),
-            Verdict::Full(seen) if full == Some(seen) => {
+            ReserveVerdict::Fits => return Ok(()),
+            ReserveVerdict::Full(seen) if full == Some(seen) => {
                 table.pending(own).sub(bytes);
-                return Err(Refused::Full);
+                return Err(ReserveRefusal::Full);
             }
-            Verdict::Full(seen) => {
+            ReserveVerdict::Full(seen) => {
                 let first = full.is_none();
                 full = Some(seen);
                 if first {
                     continue;
                 }
             }
-            Verdict::Stay => full = None,
-            Verdict::Yield => {
+            ReserveVerdict::Stay => full = None,
+            ReserveVerdict::Yield => {
                 full = None;
                 table.pending(own).sub(bytes);
                 // Wait until the process with the lower slot has decided, or the two could block each other again and again.
                 while {
                     if !table.pause() {
-                        return Err(Refused::Contended);
+                        return Err(ReserveRefusal::Contended);
                     }
                     lower(table, own)
                 } {}
@@ -104,29 +104,33 @@ pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) ->
         }
         if !table.pause() {
             table.pending(own).sub(bytes);
-            return Err(if full.is_some() { Refused::Full } else { Refused::Contended });
+            return Err(if full.is_some() {
+                ReserveRefusal::Full
+            } else {
+                ReserveRefusal::Contended
+            });
         }
     }
 }
 
 /// The driver has allocated the reserved bytes.
-pub fn commit<T: Table>(table: &T, own: usize, bytes: u64) {
+pub fn commit<T: SlotTable>(table: &T, own: usize, bytes: u64) {
     table.used(own).add(bytes);
     table.pending(own).sub(bytes);
 }
 
 /// The driver has refused the reserved bytes.
-pub fn cancel<T: Table>(table: &T, own: usize, bytes: u64) {
+pub fn cancel<T: SlotTable>(table: &T, own: usize, bytes: u64) {
     table.pending(own).sub(bytes);
 }
 
 /// The bytes were freed.
-pub fn free<T: Table>(table: &T, own: usize, bytes: u64) {
+pub fn free<T: SlotTable>(table: &T, own: usize, bytes: u64) {
     table.used(own).sub(bytes);
 }
 
 /// Return the bytes that the processes of the pod have or have reserved.
-pub fn charged<T: Table>(table: &mut T) -> u64 {
+pub fn charged<T: SlotTable>(table: &mut T) -> u64 {
     (0..table.slots()).fold(0, |sum, slot| {
         let bytes = both(table, slot);
         let counts = bytes != 0 && table.held(slot);
@@ -134,25 +138,25 @@ pub fn charged<T: Table>(table: &mut T) -> u64 {
     })
 }
 
-fn both<T: Table>(table: &T, slot: usize) -> u64 {
+fn both<T: SlotTable>(table: &T, slot: usize) -> u64 {
     let pending = table.pending(slot).load();
     pending.saturating_add(has(table, slot))
 }
 
-fn has<T: Table>(table: &T, slot: usize) -> u64 {
+fn has<T: SlotTable>(table: &T, slot: usize) -> u64 {
     table.used(slot).load().saturating_add(table.contexts(slot))
 }
 
-fn raw<T: Table>(table: &T) -> u64 {
+fn raw<T: SlotTable>(table: &T) -> u64 {
     (0..table.slots()).fold(0, |sum, slot| sum.saturating_add(both(table, slot)))
 }
 
 /// Report whether a process with a lower slot requests memory or has reserved some.
-fn lower<T: Table>(table: &mut T, own: usize) -> bool {
+fn lower<T: SlotTable>(table: &mut T, own: usize) -> bool {
     (0..own).any(|slot| table.pending(slot).load() != 0 && table.held(slot))
 }
 
-enum Verdict {
+enum ReserveVerdict {
     Fits,
     /// The memory that processes have already leaves too little for this request. The value identifies what was seen.
     Full(u64),
@@ -162,7 +166,7 @@ enum Verdict {
     Yield,
 }
 
-fn judge<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> Verdict {
+fn judge<T: SlotTable>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> ReserveVerdict {
     let (mut sum, mut used_sum, mut seen, mut yields) = (0_u64, bytes, 0_u64, false);
     for slot in 0..table.slots() {
         let pending = table.pending(slot).load();
@@ -178,13 +182,13 @@ fn judge<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> Verdi
         yields |= slot < own && pending != 0;
     }
     if sum <= allowed {
-        Verdict::Fits
+        ReserveVerdict::Fits
     } else if used_sum > allowed {
-        Verdict::Full(seen)
+        ReserveVerdict::Full(seen)
     } else if yields {
-        Verdict::Yield
+        ReserveVerdict::Yield
     } else {
-        Verdict::Stay
+        ReserveVerdict::Stay
     }
 }
 
@@ -204,7 +208,7 @@ impl Word for AtomicU64 {
     }
 }
 
-/// The fence for words in memory ([`Table::fence`]), right after [`Word::add`].
+/// The fence for words in memory ([`SlotTable::fence`]), right after [`Word::add`].
 ///
 /// On x86-64, [`Word::add`] is an instruction with the prefix `lock`, which no earlier store and no later load passes (Intel's manual, volume 3: "Loads and Stores
 /// Are Not Reordered with Locked Instructions"; therefore the kernel's `smp_mb__after_atomic` is empty there). So only the compiler must keep the order. Of a

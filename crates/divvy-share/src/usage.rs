@@ -16,7 +16,7 @@ const MOST_DENIED: u64 = 1 << 40;
 pub const HEAD: usize = 64;
 /// Bytes of a slot.
 pub const SLOT: usize = 64;
-/// The word of the head that is [`Usage::bound`].
+/// The word of the head that is [`UsageFile::bound`].
 const BOUND: usize = 3;
 /// Bytes of the file.
 pub const SIZE: usize = HEAD + SLOTS * SLOT;
@@ -24,7 +24,7 @@ pub const SIZE: usize = HEAD + SLOTS * SLOT;
 /// The file as processes map it. Any part of it can change at any moment, and any bytes are a valid value.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Usage {
+pub struct UsageFile {
     magic: AtomicU64,
     version: AtomicU64,
     /// The number of processes that were refused because there was no free slot.
@@ -39,18 +39,18 @@ pub struct Usage {
     pub throttled_ns: AtomicU64,
     _rest: [AtomicU64; 1],
     /// The slots. The owner of a slot has locked the byte of the file at the slot's index.
-    pub slots: [Slot; SLOTS],
+    pub slots: [UsageSlot; SLOTS],
 }
 
 /// What one process uses. Only its owner writes it.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub struct Slot {
+pub struct UsageSlot {
     /// Bytes that the process has allocated from the driver, without its contexts.
     pub used: AtomicU64,
     /// Bytes that the process requests, or has reserved but not received from the driver yet.
     pub pending: AtomicU64,
-    /// The process's id, as its container sees it. It is only shown to people. See [`Slot::root`].
+    /// The process's id, as its container sees it. It is only shown to people. See [`UsageSlot::root`].
     pub pid: AtomicU64,
     /// The most that the process was charged with so far, with its contexts.
     pub peak: AtomicU64,
@@ -67,31 +67,31 @@ pub struct Slot {
     pub root: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<Usage>() == SIZE);
+const _: () = assert!(size_of::<UsageSlot>() == SLOT && size_of::<UsageFile>() == SIZE);
 
 /// A slot's content. Other processes may change it while it is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// [`Slot::used`].
+pub struct SlotUsage {
+    /// [`UsageSlot::used`].
     pub used: u64,
-    /// [`Slot::pending`].
+    /// [`UsageSlot::pending`].
     pub pending: u64,
-    /// [`Slot::pid`].
+    /// [`UsageSlot::pid`].
     pub pid: u64,
-    /// [`Slot::peak`].
+    /// [`UsageSlot::peak`].
     pub peak: u64,
-    /// [`Slot::denied`].
+    /// [`UsageSlot::denied`].
     pub denied: u64,
-    /// [`Slot::launches`].
+    /// [`UsageSlot::launches`].
     pub launches: u64,
-    /// [`Slot::contexts`].
+    /// [`UsageSlot::contexts`].
     pub contexts: u64,
 }
 
 /// What the head says about all processes of the pod, also those that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// [`Usage::crowded`].
+pub struct UsageTotals {
+    /// [`UsageFile::crowded`].
     pub crowded: u64,
     /// The bytes of the allocations that were refused. `None` if no guard that counts them has used the file.
     pub denied_bytes: Option<u64>,
@@ -101,7 +101,7 @@ pub struct Totals {
 
 /// Why a file cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum UnusableFile {
     /// The file has another size.
     #[error("the file has {0} bytes, and a file of usage has {SIZE}: a program in the pod changed it")]
     Size(usize),
@@ -115,7 +115,7 @@ pub enum Unusable {
     Newer(u64),
 }
 
-impl Default for Usage {
+impl Default for UsageFile {
     fn default() -> Self {
         Self {
             magic: AtomicU64::new(MAGIC),
@@ -126,12 +126,12 @@ impl Default for Usage {
             denied_bytes: AtomicU64::default(),
             throttled_ns: AtomicU64::default(),
             _rest: Default::default(),
-            slots: core::array::from_fn(|_| Slot::default()),
+            slots: core::array::from_fn(|_| UsageSlot::default()),
         }
     }
 }
 
-impl Usage {
+impl UsageFile {
     /// Return how many slots, counted from the first, can have an owner.
     #[must_use]
     pub fn bound(&self) -> usize {
@@ -161,7 +161,7 @@ impl Usage {
     /// # Errors
     ///
     /// Fails if it is not.
-    pub fn check(&self) -> Result<(), Unusable> {
+    pub fn check(&self) -> Result<(), UnusableFile> {
         check(self.magic.load(Ordering::Relaxed), self.version.load(Ordering::Relaxed))
     }
 }
@@ -179,7 +179,7 @@ pub fn file() -> [u8; SIZE] {
 #[derive(Clone, Copy, Debug)]
 pub struct Content<'a> {
     /// What the head says about all processes.
-    pub totals: Totals,
+    pub totals: UsageTotals,
     /// How many slots have had an owner, as the file says. A pod can write any number there.
     pub bound: u64,
     slots: &'a [u8],
@@ -187,11 +187,11 @@ pub struct Content<'a> {
 
 impl<'a> Content<'a> {
     /// Return the slots that have had an owner, from the first one. The caller must find out which ones have an owner.
-    pub fn slots(self) -> impl Iterator<Item = Seen> + use<'a> {
+    pub fn slots(self) -> impl Iterator<Item = SlotUsage> + use<'a> {
         let (slots, _) = self.slots.as_chunks::<SLOT>();
         slots.iter().map(|slot| {
             let word = |index| word(slot, index);
-            Seen {
+            SlotUsage {
                 used: word(0),
                 pending: word(1),
                 pid: word(2),
@@ -215,14 +215,14 @@ pub fn length(head: &[u8]) -> usize {
 /// # Errors
 ///
 /// Fails if the bytes are not a file of usage of this version, or too few.
-pub fn parse(bytes: &[u8]) -> Result<Content<'_>, Unusable> {
+pub fn parse(bytes: &[u8]) -> Result<Content<'_>, UnusableFile> {
     let Some(slots) = bytes.get(HEAD..length(bytes)) else {
-        return Err(Unusable::Size(bytes.len()));
+        return Err(UnusableFile::Size(bytes.len()));
     };
     check(word(bytes, 0), word(bytes, 1))?;
     let counted = |index| (word(bytes, 4) != 0).then(|| word(bytes, index));
     Ok(Content {
-        totals: Totals {
+        totals: UsageTotals {
             crowded: word(bytes, 2),
             denied_bytes: counted(5),
             throttled_ns: counted(6),
@@ -238,10 +238,10 @@ fn word(bytes: &[u8], index: usize) -> u64 {
     words.get(index).map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
-fn check(magic: u64, version: u64) -> Result<(), Unusable> {
+fn check(magic: u64, version: u64) -> Result<(), UnusableFile> {
     match (magic, version) {
         (MAGIC, VERSION) => Ok(()),
-        (MAGIC, newer) if newer > VERSION => Err(Unusable::Newer(newer)),
-        _ => Err(Unusable::Foreign),
+        (MAGIC, newer) if newer > VERSION => Err(UnusableFile::Newer(newer)),
+        _ => Err(UnusableFile::Foreign),
     }
 }

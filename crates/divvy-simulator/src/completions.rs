@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BinaryHeap};
 use divvy_policy::Decision;
 
 use crate::random::Random;
-use crate::setting::Nodes;
+use crate::setting::SettingNodes;
 use crate::size::count;
-use crate::{Error, Setting, Size, Tally, Trace};
+use crate::{Error, FitTally, Setting, Size, Trace};
 
 /// A simulation in which pods arrive, run for a while, and end. A pod that fits nowhere when it arrives is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Turnover {
     /// The part of the requested capacity for which there was no room, in thousandths of a GPU.
     pub lost_milli: u64,
     /// The number of pods that arrived and the number that were lost, by size.
-    pub by_size: BTreeMap<Size, Tally>,
+    pub by_size: BTreeMap<Size, FitTally>,
     /// The capacity in use after the burst of pods at the beginning, in thousandths of a GPU.
     pub filled_milli: u64,
     /// The capacity in use after the burst of pods at the end, in thousandths of a GPU.
@@ -73,18 +73,18 @@ impl Turnover {
     }
 
     /// Return the number of pods that arrived, and the number of pods that were lost.
-    pub fn pods(&self) -> Tally {
+    pub fn pods(&self) -> FitTally {
         self.sum(|_| true)
     }
 
     /// Return the same numbers for pods with 8 GPUs or more.
-    pub fn large(&self) -> Tally {
+    pub fn large(&self) -> FitTally {
         self.sum(|size| size >= Size::Whole(8))
     }
 
-    fn sum(&self, which: impl Fn(Size) -> bool) -> Tally {
+    fn sum(&self, which: impl Fn(Size) -> bool) -> FitTally {
         let of_them = self.by_size.iter().filter(|(size, _)| which(**size));
-        of_them.fold(Tally::default(), |sum, (_, tally)| Tally {
+        of_them.fold(FitTally::default(), |sum, (_, tally)| FitTally {
             asked: sum.asked + tally.asked,
             failed: sum.failed + tally.failed,
         })
@@ -92,9 +92,9 @@ impl Turnover {
 }
 
 /// A cluster in which pods arrive and end.
-struct Clock<'a> {
+struct ChurningCluster<'a> {
     trace: &'a Trace,
-    nodes: Nodes,
+    nodes: SettingNodes,
     capacity: u128,
     /// The running pods: the end time, the pod's number, its row, and its place.
     running: BinaryHeap<Reverse<(u128, u64, usize, Decision)>>,
@@ -105,11 +105,11 @@ struct Clock<'a> {
     outcome: Turnover,
 }
 
-impl<'a> Clock<'a> {
-    fn new(trace: &'a Trace, ranks: &[u64], setting: Setting) -> Clock<'a> {
-        Clock {
+impl<'a> ChurningCluster<'a> {
+    fn new(trace: &'a Trace, ranks: &[u64], setting: Setting) -> ChurningCluster<'a> {
+        ChurningCluster {
             trace,
-            nodes: Nodes::new(setting, trace, ranks),
+            nodes: SettingNodes::new(setting, trace, ranks),
             capacity: u128::from(trace.capacity_milli()),
             running: BinaryHeap::new(),
             now: 0,
@@ -193,7 +193,7 @@ pub fn turn_over(
     setting: impl Into<Setting>,
     completions: &Completions,
 ) -> Result<Turnover, Error> {
-    let mut clock = Clock::new(trace, ranks, setting.into());
+    let mut clock = ChurningCluster::new(trace, ranks, setting.into());
     // A pod's lifetime, in mean times between arrivals, is its random number or its time in the trace, multiplied by this
     // fraction. The fraction is chosen so that the running pods request the given load.
     let weigh = |row: usize| match completions.lifetimes {
@@ -240,7 +240,7 @@ pub fn turn_over(
 ///
 /// Fails if a pod has no times.
 pub fn replay(trace: &Trace, ranks: &[u64], setting: impl Into<Setting>) -> Result<Turnover, Error> {
-    let mut clock = Clock::new(trace, ranks, setting.into());
+    let mut clock = ChurningCluster::new(trace, ranks, setting.into());
     let mut arrivals = Vec::with_capacity(trace.pods.len());
     for (row, pod) in trace.pods.iter().enumerate() {
         let times = pod.created.zip(pod.seconds).ok_or_else(|| no_time(trace, row))?;

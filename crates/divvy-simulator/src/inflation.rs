@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 
-use crate::setting::Nodes;
+use crate::setting::SettingNodes;
 use crate::size::count;
-use crate::{Order, Setting, Size, Tally, Trace};
+use crate::{FitTally, Order, Setting, Size, Trace};
 
 /// A mean of percentages. Each is rounded to a hundredth of a percent, because the published program logs them that way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Inflation {
     /// The number of pods that were dropped because they fitted nowhere.
     pub failed: u64,
     /// The numbers of arrived and of dropped pods, by size.
-    pub by_size: BTreeMap<Size, Tally>,
+    pub by_size: BTreeMap<Size, FitTally>,
     /// The capacity that had been requested when the first pod failed, in thousandths of a GPU.
     pub first_failure_milli: Option<u64>,
 }
@@ -67,7 +67,7 @@ impl Inflation {
 /// FGD and `rf` know the mix of the whole list from the start, as in the publication. The other policies know only what has
 /// arrived.
 pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inflation {
-    let mut nodes = Nodes::new(setting.into(), trace, &order.ranks);
+    let mut nodes = SettingNodes::new(setting.into(), trace, &order.ranks);
     let capacity = trace.capacity_milli().max(1);
     let mut outcome = Inflation::default();
     let mut arrived = 0;

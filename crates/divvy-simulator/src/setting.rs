@@ -13,12 +13,12 @@ pub struct Setting {
     /// Whether pods end, if this is set by hand. `None` lets the policy measure it.
     pub pods_end: Option<bool>,
     /// How a node is chosen from the policy's costs.
-    pub choice: Choice,
+    pub choice: NodeChoice,
 }
 
 /// How a node is chosen from the policy's costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum NodeChoice {
     /// The best node; on a tie, the one with the lowest rank.
     #[default]
     Best,
@@ -37,22 +37,22 @@ impl From<Policy> for Setting {
             policy,
             learn_from: None,
             pods_end: None,
-            choice: Choice::Best,
+            choice: NodeChoice::Best,
         }
     }
 }
 
 /// The nodes of a trace, with a placer for this setting.
 #[derive(Debug)]
-pub(crate) struct Nodes {
+pub(crate) struct SettingNodes {
     setting: Setting,
     pub(crate) placer: Placer,
     all: Vec<NodeId>,
 }
 
-impl Nodes {
+impl SettingNodes {
     /// Create the nodes, all empty.
-    pub(crate) fn new(setting: Setting, trace: &Trace, ranks: &[u64]) -> Nodes {
+    pub(crate) fn new(setting: Setting, trace: &Trace, ranks: &[u64]) -> SettingNodes {
         let mut placer = Placer::new(setting.policy);
         placer.set_pods_end(setting.pods_end);
         let nodes = trace.nodes.iter().zip(ranks);
@@ -61,7 +61,7 @@ impl Nodes {
         if matches!(setting.policy, Policy::Fgd | Policy::Rf) {
             placer.set_mix(&trace.mix());
         }
-        Nodes { setting, placer, all }
+        SettingNodes { setting, placer, all }
     }
 
     /// Place a pod, and return its place. The result is `None` if the pod fits nowhere.
@@ -70,9 +70,9 @@ impl Nodes {
             self.placer.arrived(demand);
         }
         let decision = match self.setting.choice {
-            Choice::Best => self.placer.decide(demand, number),
-            Choice::Lot => self.by_lot(demand, number, |cost, best, _| cost == best),
-            Choice::Scores => self.by_lot(demand, number, |cost, best, worst| {
+            NodeChoice::Best => self.placer.decide(demand, number),
+            NodeChoice::Lot => self.by_lot(demand, number, |cost, best, _| cost == best),
+            NodeChoice::Scores => self.by_lot(demand, number, |cost, best, worst| {
                 // This means that 10 * (worst - cost) / (worst - best) is at least 9.5.
                 20 * (i128::from(cost) - i128::from(best)) <= i128::from(worst) - i128::from(best)
             }),

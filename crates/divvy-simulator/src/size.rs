@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use divvy_policy::{Demand, Share};
+use divvy_policy::{Demand, DemandShare};
 
 /// The size of a pod, as in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,7 +19,7 @@ impl Size {
     pub fn of(demand: &Demand) -> Size {
         match demand.gpus {
             0 => Size::NoGpu,
-            1 if demand.share.of(1000) < 1000 && demand.share != Share::WHOLE => Size::Part,
+            1 if demand.share.of(1000) < 1000 && demand.share != DemandShare::WHOLE => Size::Part,
             gpus => Size::Whole(gpus),
         }
     }
@@ -38,14 +38,14 @@ impl fmt::Display for Size {
 
 /// How many pods arrived, and how many of them fitted nowhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct FitTally {
     /// The number of pods that arrived.
     pub asked: u64,
     /// The number of these pods that fitted nowhere.
     pub failed: u64,
 }
 
-impl Tally {
+impl FitTally {
     /// Return the pods that fitted nowhere, in percent of those that arrived.
     pub fn failed_percent(&self) -> f64 {
         100.0 * self.failed as f64 / self.asked.max(1) as f64
@@ -53,7 +53,7 @@ impl Tally {
 }
 
 /// Add one pod to the counts by size.
-pub(crate) fn count(by_size: &mut BTreeMap<Size, Tally>, demand: &Demand, placed: bool) {
+pub(crate) fn count(by_size: &mut BTreeMap<Size, FitTally>, demand: &Demand, placed: bool) {
     let tally = by_size.entry(Size::of(demand)).or_default();
     tally.asked += 1;
     tally.failed += u64::from(!placed);

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use divvy_policy::{Demand, MOST_GPUS, Mix, ModelSet, Models, Shape, Share};
+use divvy_policy::{Demand, DemandShare, MOST_GPUS, Mix, ModelSet, Models, NodeShape};
 use serde::Deserialize;
 
 use crate::Error;
@@ -12,7 +12,7 @@ pub struct TraceNode {
     /// The node's name.
     pub name: String,
     /// What the node has when it is empty. The size of a GPU is 1000.
-    pub shape: Shape,
+    pub shape: NodeShape,
 }
 
 /// A pod of a trace.
@@ -32,8 +32,8 @@ impl TracePod {
     /// Return the GPU capacity that the pod requests in total, in thousandths of a GPU.
     pub fn gpu_milli(&self) -> u64 {
         match self.demand.share {
-            Share::Milli(milli) => u64::from(milli) * u64::from(self.demand.gpus),
-            Share::Memory(_) => 0,
+            DemandShare::Milli(milli) => u64::from(milli) * u64::from(self.demand.gpus),
+            DemandShare::Memory(_) => 0,
         }
     }
 }
@@ -158,7 +158,7 @@ fn node(row: NodeRow, models: &mut Models) -> Result<TraceNode, Error> {
         )));
     }
     let most = || wrong(format!("more than {} GPU models", Models::MOST));
-    let shape = Shape {
+    let shape = NodeShape {
         model: models.number(&row.model).ok_or_else(most)?,
         gpus: row.gpu,
         gpu_size: 1000,
@@ -197,7 +197,7 @@ fn pod(row: PodRow, models: &mut Models) -> Result<TracePod, Error> {
             cpu_milli: row.cpu_milli,
             memory_mib: row.memory_mib,
             gpus: row.num_gpu,
-            share: Share::Milli(if row.num_gpu == 0 { 0 } else { row.gpu_milli }),
+            share: DemandShare::Milli(if row.num_gpu == 0 { 0 } else { row.gpu_milli }),
             models: if row.num_gpu == 0 { ModelSet::ANY } else { allowed },
         },
         created,

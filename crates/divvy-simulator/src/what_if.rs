@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
-use divvy_placement::{Ledger, NodeView};
+use divvy_placement::{Ledger, LedgerNode};
 use divvy_policy::Policy;
 
 use crate::Error;
@@ -36,7 +36,7 @@ pub struct ClusterPod {
 
 /// A cluster as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
+pub struct CurrentCluster {
     /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
     /// The nodes, in any order.
@@ -47,7 +47,7 @@ pub struct Cluster {
 
 /// A change of the cluster that is simulated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct SimulatedChange {
     /// The policy that places the pods.
     pub policy: Policy,
     /// Another unit of gpu-mem. Pods request the same memory as now, rounded up to the new unit, and GPUs offer the same memory,
@@ -81,7 +81,7 @@ pub struct Use {
 
 /// The result of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct WhatIfOutcome {
     /// The policy that placed the pods.
     pub policy: Policy,
     /// The cluster's use now.
@@ -92,7 +92,7 @@ pub struct Outcome {
     pub replayed: u64,
     /// The number of these pods that would be on another node than now.
     pub moved: u64,
-    /// The number of pods that stay where they are although [`Change::keep_bound`] does not require it: pods that are being
+    /// The number of pods that stay where they are although [`SimulatedChange::keep_bound`] does not require it: pods that are being
     /// deleted, and pods whose node is cordoned or offers no GPU.
     pub stayed: u64,
     /// The pods that are waiting now and would be placed.
@@ -104,7 +104,7 @@ pub struct Outcome {
 }
 
 /// Create a ledger with the cluster's nodes and these pods.
-fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>) -> Ledger {
+fn ledger<'a>(cluster: &CurrentCluster, pods: impl IntoIterator<Item = &'a ClusterPod>) -> Ledger {
     let mut ledger = Ledger::new(cluster.unit);
     ledger.replace_nodes(cluster.nodes.iter().map(|node| &node.node));
     ledger.replace_pods(pods.into_iter().map(|pod| pod.pod.clone()));
@@ -112,7 +112,7 @@ fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>)
 }
 
 /// Return two numbers of pods that request GPU memory and have not ended: those on a node, and those that are waiting.
-pub fn asking(cluster: &Cluster) -> (u64, u64) {
+pub fn asking(cluster: &CurrentCluster) -> (u64, u64) {
     let asking = cluster.pods.iter().map(|pod| &pod.pod);
     let (bound, waiting): (Vec<&Pod>, Vec<&Pod>) = asking
         .filter(|pod| pod.request.wants_memory() && !pod.ended())
@@ -128,11 +128,11 @@ pub fn asking(cluster: &Cluster) -> (u64, u64) {
 /// # Errors
 ///
 /// Fails if no node has GPUs, or if the node to copy does not exist.
-pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
+pub fn what_if(cluster: &CurrentCluster, change: &SimulatedChange) -> Result<WhatIfOutcome, Error> {
     let changed = change::apply(cluster, change)?;
     let bound = |pod: &&ClusterPod| pod.pod.node.is_some() && !pod.pod.ended();
     let today = ledger(cluster, cluster.pods.iter().filter(bound));
-    let mut outcome = Outcome {
+    let mut outcome = WhatIfOutcome {
         policy: change.policy,
         now: used(&today),
         then: Use::default(),
@@ -193,7 +193,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
 /// Report whether a scheduler would place pods on a node.
 fn offered(ledger: &Ledger, node: &str) -> bool {
     let view = ledger.node(node);
-    let state = view.as_ref().and_then(NodeView::state);
+    let state = view.as_ref().and_then(LedgerNode::state);
     state.is_some_and(|state| {
         !state.unschedulable && state.unusable(None).is_none() && state.gpus.iter().any(|gpu| gpu.is_shared())
     })

@@ -2,7 +2,7 @@
 
 use crate::cell::{double_rule, keep_start, line, printable, row, rule};
 use crate::edition::{Edition, branch};
-use crate::value::{ComputeMode, Ecc, Gpu, Memory, Reading, Smi};
+use crate::value::{Ecc, Reading, Smi, SmiComputeMode, SmiGpu, SmiMemory};
 
 /// Add a line for each GPU of which the driver gives no handle. The forms up to 555 are those of nvidia-smi. People published those of 560
 /// (<https://github.com/meta-llama/llama-models/issues/200>), and with the index from 570 and 610. Two empty lines follow if the driver gives no handle at all, as nvidia-smi prints them.
@@ -123,7 +123,7 @@ fn heads(edition: Edition) -> [[&'static str; 3]; 3] {
     }
 }
 
-fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
+fn rows(gpu: &SmiGpu, edition: Edition) -> [[String; 3]; 3] {
     let index = gpu.index;
     let name = word(&gpu.name, Clone::clone);
     // A word stands one column further left than a state.
@@ -156,10 +156,10 @@ fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
     // mode of one thread, so `E. Thread` is in none of them.
     let mode = word(&gpu.compute_mode, |mode| {
         let text = match mode {
-            ComputeMode::Default => "Default",
-            ComputeMode::ExclusiveThread => "E. Thread",
-            ComputeMode::Prohibited => "Prohibited",
-            ComputeMode::ExclusiveProcess => "E. Process",
+            SmiComputeMode::Default => "Default",
+            SmiComputeMode::ExclusiveThread => "E. Thread",
+            SmiComputeMode::Prohibited => "Prohibited",
+            SmiComputeMode::ExclusiveProcess => "E. Process",
         };
         text.to_owned()
     });
@@ -175,7 +175,7 @@ fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
     ]
 }
 
-fn power(gpu: &Gpu, edition: Edition) -> String {
+fn power(gpu: &SmiGpu, edition: Edition) -> String {
     // From the branch 550 on, there is room for a larger limit.
     let wide = if edition < Edition::R550 { 4 } else { 5 };
     // nvidia-smi shows 1 W at least.
@@ -198,9 +198,9 @@ fn power(gpu: &Gpu, edition: Edition) -> String {
     }
 }
 
-fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
+fn memory(memory: &Reading<SmiMemory>, edition: Edition) -> String {
     match memory {
-        Reading::Value(Memory { used, total }) => {
+        Reading::Value(SmiMemory { used, total }) => {
             let wide = if edition < Edition::R550 { 8 } else { 9 };
             let [used, total] = [used, total].map(|mib| keep_start(&format!("{mib}MiB"), wide));
             if edition < Edition::R550 {

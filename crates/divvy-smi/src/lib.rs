@@ -20,7 +20,10 @@ mod pods;
 mod processes;
 mod value;
 
-pub use value::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, LOST, Memory, MigDevice, Owner, Process, Reading, Smi};
+pub use value::{
+    Ecc, Instances, LOST, MigEngines, ProcessPod, ProcessType, Reading, Smi, SmiComputeMode, SmiGpu, SmiMemory, SmiMigDevice,
+    SmiProcess,
+};
 
 use edition::Edition;
 

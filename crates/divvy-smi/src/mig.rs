@@ -3,7 +3,7 @@
 use crate::cell::{double_rule, line, row};
 use crate::edition::Edition;
 use crate::gpus::word;
-use crate::value::{Engines, Memory, MigDevice, Reading, Smi};
+use crate::value::{MigEngines, Reading, Smi, SmiMemory, SmiMigDevice};
 
 /// Add the MIG devices, if MIG is enabled on a GPU.
 pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
@@ -55,13 +55,13 @@ fn heads(edition: Edition) -> [[&'static str; 4]; 3] {
     ]
 }
 
-fn rows(gpu: u32, device: &MigDevice, edition: Edition) -> [[String; 4]; 2] {
-    let MigDevice { index, gi, ci, .. } = device;
+fn rows(gpu: u32, device: &SmiMigDevice, edition: Edition) -> [[String; 4]; 2] {
+    let SmiMigDevice { index, gi, ci, .. } = device;
     let sms = word(&device.multiprocessors, u32::to_string);
     let errors = word(&device.uncorrected_ecc, u64::to_string);
     let engines = match &device.engines {
         Reading::Value(of) => {
-            let Engines {
+            let MigEngines {
                 copy,
                 encoders,
                 decoders,
@@ -88,9 +88,9 @@ fn rows(gpu: u32, device: &MigDevice, edition: Edition) -> [[String; 4]; 2] {
     ]
 }
 
-fn memory(memory: &Reading<Memory>, wide: usize) -> String {
+fn memory(memory: &Reading<SmiMemory>, wide: usize) -> String {
     match memory {
-        Reading::Value(Memory { used, total }) => format!("{:>wide$} / {:>8}", format!("{used}MiB"), format!("{total}MiB")),
+        Reading::Value(SmiMemory { used, total }) => format!("{:>wide$} / {:>8}", format!("{used}MiB"), format!("{total}MiB")),
         none => format!("{:>wide$}", word(none, |_| String::new()), wide = wide + 11),
     }
 }

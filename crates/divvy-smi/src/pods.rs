@@ -4,7 +4,7 @@
 use crate::cell::{double_rule, keep_end, line, row};
 use crate::edition::Edition;
 use crate::processes::place;
-use crate::value::{Owner, Smi};
+use crate::value::{ProcessPod, Smi};
 
 /// Add the list, if a process belongs to a pod.
 pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
@@ -36,7 +36,7 @@ pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
     line(out, &[inner]);
 }
 
-fn name(owner: &Owner) -> String {
+fn name(owner: &ProcessPod) -> String {
     match (&owner.namespace, &owner.name) {
         (Some(namespace), Some(pod)) if owner.containers.is_empty() => format!("{namespace}/{pod}"),
         (Some(namespace), Some(pod)) => format!("{namespace}/{pod}/{}", owner.containers.join(",")),

@@ -2,7 +2,7 @@
 
 use crate::cell::{double_rule, keep_end, line, row};
 use crate::edition::Edition;
-use crate::value::{Instances, Kind, Process, Smi};
+use crate::value::{Instances, ProcessType, Smi, SmiProcess};
 
 pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
     let inner = edition.inner();
@@ -43,7 +43,7 @@ fn heads(edition: Edition) -> [&'static str; 2] {
 }
 
 /// Return the columns GPU, GI, CI, and PID, which the list of pods has as well.
-pub(crate) fn place(process: &Process, edition: Edition) -> String {
+pub(crate) fn place(process: &SmiProcess, edition: Edition) -> String {
     let (gi, ci) = match process.instances {
         Some(Instances { gi, ci }) => (format!("{gi:>2} "), format!("{ci:>2} ")),
         None => ("N/A".to_owned(), "N/A".to_owned()),
@@ -52,12 +52,12 @@ pub(crate) fn place(process: &Process, edition: Edition) -> String {
     format!("{:>5}   {gi}  {ci}{:>wide$}", process.gpu, process.pid)
 }
 
-fn text(process: &Process, edition: Edition) -> String {
+fn text(process: &SmiProcess, edition: Edition) -> String {
     let kind = match process.kind {
-        Kind::Compute => "C",
-        Kind::Graphics => "G",
-        Kind::Both => "C+G",
-        Kind::Mps => "M+C",
+        ProcessType::Compute => "C",
+        ProcessType::Graphics => "G",
+        ProcessType::Both => "C+G",
+        ProcessType::Mps => "M+C",
     };
     let (name, wide) = match edition {
         Edition::R450 => (28, 12),

@@ -13,9 +13,9 @@ pub struct Smi {
     /// The newest CUDA version that the driver supports, such as `12.4`. `None` if it is unknown.
     pub cuda: Option<String>,
     /// The GPUs, ordered by index.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<SmiGpu>,
     /// The processes, ordered by GPU.
-    pub processes: Vec<Process>,
+    pub processes: Vec<SmiProcess>,
 }
 
 impl Smi {
@@ -70,7 +70,7 @@ pub const LOST: &str = "GPU is lost.  Reboot the system to recover this GPU";
 /// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Gpu {
+pub struct SmiGpu {
     /// NVML's index.
     pub index: u32,
     /// The GPU's UUID, which the table does not show.
@@ -96,15 +96,15 @@ pub struct Gpu {
     /// The limit of the power draw in watts.
     pub power_limit: Reading<u32>,
     /// The memory.
-    pub memory: Reading<Memory>,
+    pub memory: Reading<SmiMemory>,
     /// Percent of the last sample period in which a kernel was running.
     pub utilization: Reading<u32>,
     /// Which processes may use the GPU.
-    pub compute_mode: Reading<ComputeMode>,
+    pub compute_mode: Reading<SmiComputeMode>,
     /// Whether MIG is enabled.
     pub mig: Reading<bool>,
     /// The MIG devices.
-    pub mig_devices: Vec<MigDevice>,
+    pub mig_devices: Vec<SmiMigDevice>,
     /// Why values could not be read.
     pub error: Option<String>,
     /// Why the driver gives no handle of the GPU, in nvidia-smi's words, such as [`LOST`]. The GPU then has a line above the table, and no rows in it.
@@ -126,7 +126,7 @@ pub enum Ecc {
 
 /// Memory in MiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Memory {
+pub struct SmiMemory {
     /// What is used.
     #[serde(rename = "usedMiB")]
     pub used: u64,
@@ -138,7 +138,7 @@ pub struct Memory {
 /// Which processes may use a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ComputeMode {
+pub enum SmiComputeMode {
     /// Any number of processes.
     #[default]
     Default,
@@ -153,7 +153,7 @@ pub enum ComputeMode {
 /// A MIG device of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct MigDevice {
+pub struct SmiMigDevice {
     /// NVML's index of the MIG device on its GPU.
     pub index: u32,
     /// The UUID, which the table does not show.
@@ -163,21 +163,21 @@ pub struct MigDevice {
     /// The number of the compute instance.
     pub ci: u32,
     /// The memory.
-    pub memory: Reading<Memory>,
+    pub memory: Reading<SmiMemory>,
     /// The memory that is mapped into the PCI address space (BAR1).
-    pub bar1: Reading<Memory>,
+    pub bar1: Reading<SmiMemory>,
     /// The number of streaming multiprocessors.
     pub multiprocessors: Reading<u32>,
     /// The number of errors of the memory that could not be corrected.
     pub uncorrected_ecc: Reading<u64>,
     /// The engines, which the MIG devices of a GPU instance share.
-    pub engines: Reading<Engines>,
+    pub engines: Reading<MigEngines>,
 }
 
 /// The numbers of the engines of a MIG device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Engines {
+pub struct MigEngines {
     /// Copy engines.
     pub copy: u32,
     /// Video encoders.
@@ -202,7 +202,7 @@ pub struct Instances {
 /// A process on a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Process {
+pub struct SmiProcess {
     /// The index of the GPU.
     pub gpu: u32,
     /// The MIG device, if the process runs on one.
@@ -210,19 +210,19 @@ pub struct Process {
     /// The PID on the machine.
     pub pid: u32,
     /// What the process uses the GPU for.
-    pub kind: Kind,
+    pub kind: ProcessType,
     /// The program's name.
     pub name: String,
     /// The memory in MiB. `None` if the driver does not report it.
     #[serde(rename = "usedMiB")]
     pub memory: Option<u64>,
     /// The pod of the process. `None` for a process of the machine.
-    pub pod: Option<Owner>,
+    pub pod: Option<ProcessPod>,
 }
 
 /// What a process uses a GPU for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub enum Kind {
+pub enum ProcessType {
     /// Computing.
     #[default]
     #[serde(rename = "C")]
@@ -241,7 +241,7 @@ pub enum Kind {
 /// The pod of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Owner {
+pub struct ProcessPod {
     /// The pod's UID.
     pub uid: String,
     /// The pod's namespace. `None` if the machine has no record of the pod.

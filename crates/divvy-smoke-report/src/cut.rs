@@ -1,6 +1,6 @@
 //! A report that is short enough for a pod's termination message.
 
-use crate::{Outcome, Report, Step};
+use crate::{SmokeOutcome, SmokeReport, SmokeStep};
 
 /// The size of the longest termination message, in bytes. The kubelet cuts a longer one at any byte, so that it is no JSON any more
 /// (`MaxContainerTerminationMessageLength` in the kubelet's `pkg/kubelet/container/runtime.go`).
@@ -9,7 +9,7 @@ pub const TERMINATION_MESSAGE: usize = 4096;
 /// The length to which texts are shortened if even one step is too long, in bytes.
 const SHORT: usize = 160;
 
-impl Report {
+impl SmokeReport {
     /// Return the report as JSON of at most `limit` bytes. Whole steps are left out: first those that were skipped, then those that
     /// passed, then warnings, then failures, then failures that show that the GPU is at fault, and of the same kind the last first. The
     /// first of the worst steps stays; its texts are shortened if necessary.
@@ -59,18 +59,18 @@ impl Report {
         for text in self.steps.iter_mut().flat_map(texts_of) {
             "…".clone_into(text);
         }
-        let least = Report {
+        let least = SmokeReport {
             node: None,
             pod: None,
             gpu: None,
             ..self
         };
-        debug_assert!(Outcome::of(&least.steps) <= least.result);
+        debug_assert!(SmokeOutcome::of(&least.steps) <= least.result);
         least.json()
     }
 }
 
-fn texts_of(step: &mut Step) -> impl Iterator<Item = &mut String> {
-    let Step { found, why, fix, .. } = step;
+fn texts_of(step: &mut SmokeStep) -> impl Iterator<Item = &mut String> {
+    let SmokeStep { found, why, fix, .. } = step;
     [Some(found), why.as_mut(), fix.as_mut()].into_iter().flatten()
 }

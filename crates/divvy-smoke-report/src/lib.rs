@@ -1,8 +1,8 @@
 //! What a run of `divvy-smoke` found on one GPU.
 //!
-//! - [`Report`]: the steps and the result, as JSON ([`Report::json`]), as lines for people ([`Report::text`]), as an exit status
-//!   ([`Outcome::exit_status`]), and as a pod's termination message ([`Report::termination_message`]).
-//! - [`Report::read`]: the same from JSON of unknown origin: a tenant can write the termination message of its pod.
+//! - [`SmokeReport`]: the steps and the result, as JSON ([`SmokeReport::json`]), as lines for people ([`SmokeReport::text`]), as an exit status
+//!   ([`SmokeOutcome::exit_status`]), and as a pod's termination message ([`SmokeReport::termination_message`]).
+//! - [`SmokeReport::read`]: the same from JSON of unknown origin: a tenant can write the termination message of its pod.
 
 #![forbid(unsafe_code)]
 
@@ -14,8 +14,8 @@ mod text;
 use serde::{Deserialize, Serialize};
 
 pub use cut::TERMINATION_MESSAGE;
-pub use read::{Error, MOST_BYTES, MOST_TEXT};
-pub use step::{Id, Status, Step};
+pub use read::{MOST_BYTES, MOST_TEXT, ReportError};
+pub use step::{SmokeStep, StepId, StepStatus};
 
 /// The version of the programs that write and read the same reports.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -25,7 +25,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The order is that of severity: a run has the worst result of its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Outcome {
+pub enum SmokeOutcome {
     /// No step could be tried: there is no GPU, or not enough of it.
     Skip,
     /// Every step passed or was skipped with a reason, and at least one passed.
@@ -36,30 +36,30 @@ pub enum Outcome {
     Fail,
 }
 
-impl Outcome {
+impl SmokeOutcome {
     /// Return the result of these steps.
-    pub fn of(steps: &[Step]) -> Outcome {
-        let worst = steps.iter().map(Step::outcome).max();
-        worst.unwrap_or(Outcome::Skip)
+    pub fn of(steps: &[SmokeStep]) -> SmokeOutcome {
+        let worst = steps.iter().map(SmokeStep::outcome).max();
+        worst.unwrap_or(SmokeOutcome::Skip)
     }
 
     /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 could not be tried.
     pub fn exit_status(self) -> u8 {
         match self {
-            Outcome::Pass => 0,
-            Outcome::Warn => 1,
-            Outcome::Fail => 2,
-            Outcome::Skip => 3,
+            SmokeOutcome::Pass => 0,
+            SmokeOutcome::Warn => 1,
+            SmokeOutcome::Fail => 2,
+            SmokeOutcome::Skip => 3,
         }
     }
 
     /// Return the word for people and in JSON.
     pub fn word(self) -> &'static str {
         match self {
-            Outcome::Skip => "SKIP",
-            Outcome::Pass => "PASS",
-            Outcome::Warn => "WARN",
-            Outcome::Fail => "FAIL",
+            SmokeOutcome::Skip => "SKIP",
+            SmokeOutcome::Pass => "PASS",
+            SmokeOutcome::Warn => "WARN",
+            SmokeOutcome::Fail => "FAIL",
         }
     }
 }
@@ -67,7 +67,7 @@ impl Outcome {
 /// The GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gpu {
+pub struct TestedGpu {
     /// The UUID, such as `GPU-8f0a…` or `MIG-…`.
     pub uuid: String,
     /// The model's name.
@@ -85,7 +85,7 @@ pub struct Gpu {
 /// What a run found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Report {
+pub struct SmokeReport {
     /// The version of the program that wrote this. Another version's report is refused.
     pub version: String,
     /// The name of the node, if the program was told.
@@ -96,32 +96,32 @@ pub struct Report {
     pub pod: Option<String>,
     /// The GPU, if the driver described one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<Gpu>,
+    pub gpu: Option<TestedGpu>,
     /// The steps, in their order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<SmokeStep>,
     /// How many steps were left out because the text would have been too long.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub cut: u64,
     /// The result of all steps.
-    pub result: Outcome,
+    pub result: SmokeOutcome,
 }
 
-impl Report {
+impl SmokeReport {
     /// Return the report of these steps.
-    pub fn new(gpu: Option<Gpu>, steps: Vec<Step>) -> Report {
-        Report {
+    pub fn new(gpu: Option<TestedGpu>, steps: Vec<SmokeStep>) -> SmokeReport {
+        SmokeReport {
             version: VERSION.to_owned(),
             node: None,
             pod: None,
             gpu,
-            result: Outcome::of(&steps),
+            result: SmokeOutcome::of(&steps),
             steps,
             cut: 0,
         }
     }
 
     /// Return the step with this id.
-    pub fn step(&self, id: Id) -> Option<&Step> {
+    pub fn step(&self, id: StepId) -> Option<&SmokeStep> {
         self.steps.iter().find(|step| step.id == id)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Id, Outcome, Report, Status, VERSION};
+use crate::{SmokeOutcome, SmokeReport, StepId, StepStatus, VERSION};
 
 /// The size of the largest report that is read, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;
@@ -11,7 +11,7 @@ pub const MOST_TEXT: usize = 4096;
 
 /// The reason why a report is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum ReportError {
     /// It is longer than [`MOST_BYTES`].
     #[error("the report of divvy-smoke has {0} bytes, and at most {MOST_BYTES} are read")]
     TooLong(usize),
@@ -26,17 +26,17 @@ pub enum Error {
     LongText,
     /// A step is there twice.
     #[error("the report has the step {} twice", .0.word())]
-    Twice(Id),
+    Twice(StepId),
     /// A step that did not fail says that the GPU is at fault.
     #[error("the step {} says that the GPU is at fault, and has not failed", .0.word())]
-    NoFault(Id),
+    NoFault(StepId),
     /// The result is not that of the steps.
     #[error("the report says {}, and its steps say {}", .said.word(), .steps.word())]
     Contradiction {
         /// The result that the report has.
-        said: Outcome,
+        said: SmokeOutcome,
         /// The result of its steps.
-        steps: Outcome,
+        steps: SmokeOutcome,
     },
 }
 
@@ -46,23 +46,23 @@ struct Versioned {
     version: String,
 }
 
-impl Report {
+impl SmokeReport {
     /// Read a report from JSON.
-    pub fn read(text: &str) -> Result<Report, Error> {
+    pub fn read(text: &str) -> Result<SmokeReport, ReportError> {
         if text.len() > MOST_BYTES {
-            return Err(Error::TooLong(text.len()));
+            return Err(ReportError::TooLong(text.len()));
         }
-        let malformed = |error: serde_json::Error| Error::Malformed(error.to_string());
+        let malformed = |error: serde_json::Error| ReportError::Malformed(error.to_string());
         let Versioned { version } = serde_json::from_str(text).map_err(malformed)?;
         if version != VERSION {
-            return Err(Error::OtherVersion(version.chars().take(40).collect()));
+            return Err(ReportError::OtherVersion(version.chars().take(40).collect()));
         }
-        let report: Report = serde_json::from_str(text).map_err(malformed)?;
+        let report: SmokeReport = serde_json::from_str(text).map_err(malformed)?;
         report.check()?;
         Ok(report)
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), ReportError> {
         let gpu = self
             .gpu
             .iter()
@@ -73,20 +73,20 @@ impl Report {
             .flat_map(|step| [Some(&step.found), step.why.as_ref(), step.fix.as_ref()]);
         let mut texts = steps.chain([self.node.as_ref(), self.pod.as_ref()]).flatten().chain(gpu);
         if texts.any(|text| text.len() > MOST_TEXT) {
-            return Err(Error::LongText);
+            return Err(ReportError::LongText);
         }
         let mut seen = BTreeSet::new();
         if let Some(step) = self.steps.iter().find(|step| !seen.insert(step.id)) {
-            return Err(Error::Twice(step.id));
+            return Err(ReportError::Twice(step.id));
         }
         if let Some(step) = self
             .steps
             .iter()
-            .find(|step| step.gpu_at_fault && step.status != Status::Fail)
+            .find(|step| step.gpu_at_fault && step.status != StepStatus::Fail)
         {
-            return Err(Error::NoFault(step.id));
+            return Err(ReportError::NoFault(step.id));
         }
-        let steps = Outcome::of(&self.steps);
+        let steps = SmokeOutcome::of(&self.steps);
         // Steps that were left out may have made the result worse, never better.
         let agrees = if self.cut == 0 {
             self.result == steps
@@ -96,7 +96,7 @@ impl Report {
         if agrees {
             Ok(())
         } else {
-            Err(Error::Contradiction {
+            Err(ReportError::Contradiction {
                 said: self.result,
                 steps,
             })

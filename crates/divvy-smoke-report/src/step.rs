@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Outcome;
+use crate::SmokeOutcome;
 
 /// The id of a step. An id is never used for another step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Id {
+pub enum StepId {
     /// The driver's library, its version, and the GPU.
     S01,
     /// A vector addition.
@@ -27,18 +27,18 @@ pub enum Id {
     S09,
 }
 
-impl Id {
+impl StepId {
     /// All steps, in their order.
-    pub const ALL: [Id; 9] = [
-        Id::S01,
-        Id::S02,
-        Id::S03,
-        Id::S04,
-        Id::S05,
-        Id::S06,
-        Id::S07,
-        Id::S08,
-        Id::S09,
+    pub const ALL: [StepId; 9] = [
+        StepId::S01,
+        StepId::S02,
+        StepId::S03,
+        StepId::S04,
+        StepId::S05,
+        StepId::S06,
+        StepId::S07,
+        StepId::S08,
+        StepId::S09,
     ];
 
     /// Return the id as text.
@@ -62,22 +62,22 @@ impl Id {
     }
 
     /// Return the step with this id, or with this title.
-    pub fn parse(text: &str) -> Option<Id> {
-        Id::ALL
+    pub fn parse(text: &str) -> Option<StepId> {
+        StepId::ALL
             .into_iter()
             .find(|id| id.word().eq_ignore_ascii_case(text) || id.title().eq_ignore_ascii_case(text))
     }
 
     /// Report whether the step compares results. Such a step does not pass unless it compared at least one byte.
     pub fn compares(self) -> bool {
-        matches!(self, Id::S02 | Id::S03 | Id::S04 | Id::S05 | Id::S06)
+        matches!(self, StepId::S02 | StepId::S03 | StepId::S04 | StepId::S05 | StepId::S06)
     }
 }
 
 /// The outcome of a step, in the words of `divvy doctor`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Status {
+pub enum StepStatus {
     /// The step was done, and everything was as it should be.
     Pass,
     /// The step was not done. `found` says why.
@@ -88,14 +88,14 @@ pub enum Status {
     Fail,
 }
 
-impl Status {
+impl StepStatus {
     /// Return the word for people and in JSON.
     pub fn word(self) -> &'static str {
         match self {
-            Status::Pass => "PASS",
-            Status::Skip => "SKIP",
-            Status::Warn => "WARN",
-            Status::Fail => "FAIL",
+            StepStatus::Pass => "PASS",
+            StepStatus::Skip => "SKIP",
+            StepStatus::Warn => "WARN",
+            StepStatus::Fail => "FAIL",
         }
     }
 }
@@ -103,11 +103,11 @@ impl Status {
 /// The result of one step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Step {
+pub struct SmokeStep {
     /// The id.
-    pub id: Id,
+    pub id: StepId,
     /// The outcome.
-    pub status: Status,
+    pub status: StepStatus,
     /// What was found, or the reason for a SKIP.
     pub found: String,
     /// Why it matters. Present only for WARN and FAIL.
@@ -125,12 +125,12 @@ pub struct Step {
     pub gpu_at_fault: bool,
 }
 
-impl Step {
+impl SmokeStep {
     /// A step that passed, after it compared so many bytes.
-    pub fn pass(id: Id, found: impl Into<String>, bytes: u64) -> Step {
-        Step {
+    pub fn pass(id: StepId, found: impl Into<String>, bytes: u64) -> SmokeStep {
+        SmokeStep {
             id,
-            status: Status::Pass,
+            status: StepStatus::Pass,
             found: found.into(),
             why: None,
             fix: None,
@@ -141,39 +141,39 @@ impl Step {
     }
 
     /// A step that was not done, and the reason.
-    pub fn skip(id: Id, reason: impl Into<String>) -> Step {
-        Step {
-            status: Status::Skip,
-            ..Step::pass(id, reason, 0)
+    pub fn skip(id: StepId, reason: impl Into<String>) -> SmokeStep {
+        SmokeStep {
+            status: StepStatus::Skip,
+            ..SmokeStep::pass(id, reason, 0)
         }
     }
 
     /// A step with a warning.
-    pub fn warn(id: Id, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Step {
-        Step {
-            status: Status::Warn,
-            ..Step::fail(id, found, why, fix)
+    pub fn warn(id: StepId, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> SmokeStep {
+        SmokeStep {
+            status: StepStatus::Warn,
+            ..SmokeStep::fail(id, found, why, fix)
         }
     }
 
     /// A step that failed.
-    pub fn fail(id: Id, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Step {
-        Step {
-            status: Status::Fail,
+    pub fn fail(id: StepId, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> SmokeStep {
+        SmokeStep {
+            status: StepStatus::Fail,
             why: Some(why.into()),
             fix: Some(fix.into()),
-            ..Step::pass(id, found, 0)
+            ..SmokeStep::pass(id, found, 0)
         }
     }
 
     /// Return what this step makes of the run. A step that passed without having compared anything has failed.
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> SmokeOutcome {
         match self.status {
-            Status::Fail => Outcome::Fail,
-            Status::Pass if self.id.compares() && self.bytes == 0 => Outcome::Fail,
-            Status::Warn => Outcome::Warn,
-            Status::Pass => Outcome::Pass,
-            Status::Skip => Outcome::Skip,
+            StepStatus::Fail => SmokeOutcome::Fail,
+            StepStatus::Pass if self.id.compares() && self.bytes == 0 => SmokeOutcome::Fail,
+            StepStatus::Warn => SmokeOutcome::Warn,
+            StepStatus::Pass => SmokeOutcome::Pass,
+            StepStatus::Skip => SmokeOutcome::Skip,
         }
     }
 }

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use divvy_host::plain_line;
 
-use crate::{Gpu, Report, Status, Step};
+use crate::{SmokeReport, SmokeStep, StepStatus, TestedGpu};
 
-impl Step {
+impl SmokeStep {
     /// Return the step as text: one line, or four for a finding.
     pub fn text(&self) -> String {
         let (word, id, title) = (self.status.word(), self.id.word(), self.id.title());
@@ -19,7 +19,7 @@ impl Step {
                 }
             }
             _ => {
-                let colon = if self.status == Status::Skip { ":" } else { "" };
+                let colon = if self.status == StepStatus::Skip { ":" } else { "" };
                 let _ = writeln!(text, "{colon} {}", plain_line(self.found.chars()));
             }
         }
@@ -27,7 +27,7 @@ impl Step {
     }
 }
 
-impl Gpu {
+impl TestedGpu {
     /// Return the GPU as one line.
     pub fn text(&self) -> String {
         let line = format!(
@@ -43,10 +43,10 @@ impl Gpu {
     }
 }
 
-impl Report {
+impl SmokeReport {
     /// Return the report as text: the GPU, the steps, and the result.
     pub fn text(&self) -> String {
-        let mut text = self.gpu.as_ref().map(Gpu::text).unwrap_or_default();
+        let mut text = self.gpu.as_ref().map(TestedGpu::text).unwrap_or_default();
         for step in &self.steps {
             text.push_str(&step.text());
         }
@@ -56,12 +56,12 @@ impl Report {
 
     /// Return the last line: the result, and how many steps have which status.
     pub fn summary(&self) -> String {
-        let number = |status: Status| self.steps.iter().filter(|step| step.status == status).count();
-        let mut parts = vec![format!("{} passed", number(Status::Pass))];
+        let number = |status: StepStatus| self.steps.iter().filter(|step| step.status == status).count();
+        let mut parts = vec![format!("{} passed", number(StepStatus::Pass))];
         for (number, words) in [
-            (number(Status::Fail) as u64, "failed"),
-            (number(Status::Warn) as u64, "with a warning"),
-            (number(Status::Skip) as u64, "skipped"),
+            (number(StepStatus::Fail) as u64, "failed"),
+            (number(StepStatus::Warn) as u64, "with a warning"),
+            (number(StepStatus::Skip) as u64, "skipped"),
             (self.cut, "left out"),
         ] {
             if number > 0 {

@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 /// The times of the requests within the last second.
 #[derive(Debug, Clone)]
-pub(crate) struct Calls {
+pub(crate) struct RecentCalls {
     most: usize,
     times: VecDeque<u64>,
 }
 
-impl Calls {
+impl RecentCalls {
     /// A limit of `most` requests within any second, at least 1.
-    pub(crate) fn new(most: usize) -> Calls {
-        Calls {
+    pub(crate) fn new(most: usize) -> RecentCalls {
+        RecentCalls {
             most: most.max(1),
             times: VecDeque::new(),
         }
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn no_second_has_more_calls_than_the_limit() {
-        let mut calls = Calls::new(3);
+        let mut calls = RecentCalls::new(3);
         let sent: Vec<u64> = (0..4000).filter(|now| calls.take(*now, 1)).collect();
         assert_eq!(sent, [0, 1, 2, 1000, 1001, 1002, 2000, 2001, 2002, 3000, 3001, 3002]);
         assert_eq!(calls.next(), Some(4000));
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_call_that_stands_for_many_waits_for_room() {
-        let mut calls = Calls::new(3);
+        let mut calls = RecentCalls::new(3);
         assert!(calls.take(0, 2));
         assert!(!calls.take(500, 2));
         assert!(calls.take(500, 1));

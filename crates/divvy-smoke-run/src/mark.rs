@@ -1,10 +1,10 @@
 //! The annotations that a run writes on a node about one of its GPUs.
 
 use divvy_model::out_of_service::{failed_smoke, out_of_service_key, under_test_key};
-use divvy_smoke_report::{Id, Outcome, Report, Status};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport, StepId, StepStatus};
 use serde_json::{Value, json};
 
-use crate::{Target, Verdict};
+use crate::{GpuVerdict, TestTarget};
 
 /// A mark: annotations on a node about one of its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub enum Mark {
 impl Mark {
     /// Decide what to write about a GPU with this result. The GPU goes out of service only if a failure shows that it is the GPU's own, and comes back
     /// only if it passes what proves that it computes, and the step that failed before.
-    pub fn of(target: &Target, verdict: &Verdict) -> Option<Mark> {
+    pub fn of(target: &TestTarget, verdict: &GpuVerdict) -> Option<Mark> {
         let report = match verdict {
-            Verdict::Tested(report) => Some(report),
+            GpuVerdict::Tested(report) => Some(report),
             _ => None,
         };
         let found = report.and_then(|report| found(report));
@@ -62,8 +62,8 @@ impl Mark {
 }
 
 /// Return the first failure that is the GPU's own.
-fn found(report: &Report) -> Option<String> {
-    let is_own = |status: Status, gpu_at_fault: bool| status == Status::Fail && gpu_at_fault;
+fn found(report: &SmokeReport) -> Option<String> {
+    let is_own = |status: StepStatus, gpu_at_fault: bool| status == StepStatus::Fail && gpu_at_fault;
     let step = report.steps.iter().find(|step| is_own(step.status, step.gpu_at_fault))?;
     // The reason becomes a part of sentences.
     let found = step.found.trim_end_matches(['.', '!']);
@@ -71,13 +71,13 @@ fn found(report: &Report) -> Option<String> {
 }
 
 /// Report whether a GPU passed well enough to be in service again.
-fn passes(report: &Report, before: &str) -> bool {
-    let failed = before.split_whitespace().next().and_then(Id::parse);
-    let needed = [Id::S02, Id::S03, Id::S04].into_iter().chain(failed);
-    let has_passed = |id: Id| {
+fn passes(report: &SmokeReport, before: &str) -> bool {
+    let failed = before.split_whitespace().next().and_then(StepId::parse);
+    let needed = [StepId::S02, StepId::S03, StepId::S04].into_iter().chain(failed);
+    let has_passed = |id: StepId| {
         report
             .step(id)
-            .is_some_and(|step| matches!(step.status, Status::Pass | Status::Warn))
+            .is_some_and(|step| matches!(step.status, StepStatus::Pass | StepStatus::Warn))
     };
-    matches!(report.result, Outcome::Pass | Outcome::Warn) && needed.into_iter().all(has_passed)
+    matches!(report.result, SmokeOutcome::Pass | SmokeOutcome::Warn) && needed.into_iter().all(has_passed)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use divvy_model::{TestRun, names};
 use serde_json::{Value, json};
 
-use crate::{Ask, Target};
+use crate::{TestAsk, TestTarget};
 
 /// The path of the program in Divvy's image.
 pub const PROGRAM: &str = "/usr/bin/divvy-smoke";
@@ -24,7 +24,7 @@ const GRACE_S: u64 = 30;
 
 /// What all pods of a run have in common.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct TestPodSettings {
     /// The run's id, which is part of the pods' names.
     pub run: TestRun,
     /// The namespace.
@@ -43,7 +43,7 @@ pub struct Settings {
     pub arguments: Vec<String>,
 }
 
-impl Settings {
+impl TestPodSettings {
     /// Return the name of the pod with this number.
     pub fn name(&self, number: usize) -> String {
         format!("divvy-smoke-{}-{number}", self.run)
@@ -59,10 +59,10 @@ impl Settings {
     }
 
     /// Return the manifest of the pod with this number. Pod Security's level `restricted` admits it.
-    pub fn pod(&self, number: usize, target: &Target, ask: Ask) -> Value {
+    pub fn pod(&self, number: usize, target: &TestTarget, ask: TestAsk) -> Value {
         let (resource, amount) = match ask {
-            Ask::Units(units) => (names::GPU_MEM.into(), units),
-            Ask::Whole(kind) => (kind.resource(), 1),
+            TestAsk::Units(units) => (names::GPU_MEM.into(), units),
+            TestAsk::Whole(kind) => (kind.resource(), 1),
         };
         let seconds = self.timeout.as_secs().max(1);
         let timeout = format!("{}ms", self.timeout.as_millis());

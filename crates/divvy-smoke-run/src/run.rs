@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_smoke_report::{Outcome, Report};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport};
 
-use crate::calls::Calls;
+use crate::calls::RecentCalls;
 use crate::mark::Mark;
-use crate::{PROGRAM, Planned, Seen, Target, Verdict};
+use crate::{GpuVerdict, PROGRAM, Planned, TestPodState, TestTarget};
 
 /// The limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct RunLimits {
     /// The largest number of pods at a time.
     pub parallel: usize,
     /// The largest number of requests to the API server within any second.
@@ -38,7 +38,7 @@ const START_ERROR: usize = 1000;
 
 /// Something that happened. Pods have the numbers of their GPUs in the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum RunEvent {
     /// The API server created a pod.
     Created(usize),
     /// The API server refused a pod, so that there is none.
@@ -53,7 +53,7 @@ pub enum Event {
     /// It is unknown whether the API server created a pod.
     Unclear(usize, String),
     /// The watch reported a pod.
-    Seen(usize, Seen),
+    Seen(usize, TestPodState),
     /// The watch reported that a pod is gone.
     Gone(usize),
     /// The API server deleted a pod.
@@ -72,8 +72,8 @@ pub enum Event {
 
 /// A request to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Create the pod with this number. If the GPU is out of service ([`Target::failed_before`]), first write [`Mark::Testing`] on its node, and
+pub enum SmokeAction {
+    /// Create the pod with this number. If the GPU is out of service ([`TestTarget::failed_before`]), first write [`Mark::Testing`] on its node, and
     /// wait until the node's inventory says so.
     Create(usize),
     /// Write this mark on the node of the GPU with this number.
@@ -99,7 +99,7 @@ enum Marking {
 
 /// Where a pod is on its way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Pod {
+enum PodProgress {
     /// It is not needed, or not needed yet.
     None,
     /// Its creation was sent.
@@ -108,7 +108,7 @@ enum Pod {
     There {
         since: u64,
         /// Since when it waits for something that does not pass on its own, and what that is.
-        waits: Option<(u64, Seen)>,
+        waits: Option<(u64, TestPodState)>,
         /// Whether its wait is explained right now.
         is_asked: bool,
     },
@@ -122,10 +122,10 @@ enum Pod {
 
 #[derive(Debug, Clone)]
 struct Try {
-    target: Target,
-    verdict: Option<Verdict>,
+    target: TestTarget,
+    verdict: Option<GpuVerdict>,
     marking: Marking,
-    pod: Pod,
+    pod: PodProgress,
     /// When its creation was sent, and when its result was known.
     began: u64,
     ended: u64,
@@ -135,9 +135,9 @@ struct Try {
 #[derive(Debug, Clone, Copy)]
 pub struct Tried<'r> {
     /// The GPU.
-    pub target: &'r Target,
+    pub target: &'r TestTarget,
     /// Its result.
-    pub verdict: &'r Verdict,
+    pub verdict: &'r GpuVerdict,
     /// How long the test took.
     pub time: Duration,
     /// The mark that was written on its node, and, if that failed, the reason.
@@ -146,9 +146,9 @@ pub struct Tried<'r> {
 
 /// A run: the state of each GPU's test.
 #[derive(Debug, Clone)]
-pub struct Run {
-    limits: Limits,
-    calls: Calls,
+pub struct SmokeRun {
+    limits: RunLimits,
+    calls: RecentCalls,
     tries: Vec<Try>,
     /// The next GPU whose pod was not created yet.
     next: usize,
@@ -166,20 +166,20 @@ pub struct Run {
     left: Vec<(usize, String)>,
 }
 
-impl Run {
+impl SmokeRun {
     /// Begin a run of these GPUs.
-    pub fn new(planned: &[Planned], limits: Limits) -> Run {
+    pub fn new(planned: &[Planned], limits: RunLimits) -> SmokeRun {
         let tries = planned.iter().map(|one| Try {
             target: one.target.clone(),
             verdict: one.ask.as_ref().err().cloned(),
             marking: Marking::Nothing,
-            pod: Pod::None,
+            pod: PodProgress::None,
             began: 0,
             ended: 0,
         });
         let tries: Vec<Try> = tries.collect();
-        Run {
-            calls: Calls::new(limits.calls),
+        SmokeRun {
+            calls: RecentCalls::new(limits.calls),
             limits,
             open: tries.iter().filter(|one| one.verdict.is_none()).count(),
             tries,
@@ -194,42 +194,46 @@ impl Run {
     }
 
     /// Take note of an event, and return the requests to send now.
-    pub fn step(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
+    pub fn step(&mut self, now_ms: u64, event: RunEvent) -> Vec<SmokeAction> {
         self.now_ms = now_ms;
         match event {
-            Event::Time => {}
-            Event::Stop => self.stop(now_ms),
-            Event::Created(number) => self.created(now_ms, number),
-            Event::Unclear(number, why) => {
+            RunEvent::Time => {}
+            RunEvent::Stop => self.stop(now_ms),
+            RunEvent::Created(number) => self.created(now_ms, number),
+            RunEvent::Unclear(number, why) => {
                 let found = format!("the API server did not say whether it created the pod: {why}");
-                self.end(now_ms, number, Verdict::untried(found));
+                self.end(now_ms, number, GpuVerdict::untried(found));
             }
-            Event::Refused { number, why, tried } => {
-                let verdict = Verdict::Untried {
+            RunEvent::Refused { number, why, tried } => {
+                let verdict = GpuVerdict::Untried {
                     reason: why,
                     explanation: tried,
                 };
                 self.conclude(now_ms, number, verdict);
                 self.over(number);
             }
-            Event::Seen(number, seen) => self.seen(now_ms, number, seen),
-            Event::Gone(number) => {
+            RunEvent::Seen(number, seen) => self.seen(now_ms, number, seen),
+            RunEvent::Gone(number) => {
                 let is_there = self
                     .tries
                     .get(number)
-                    .is_some_and(|one| !matches!(one.pod, Pod::None | Pod::Over));
+                    .is_some_and(|one| !matches!(one.pod, PodProgress::None | PodProgress::Over));
                 if is_there {
-                    self.conclude(now_ms, number, Verdict::untried("the pod was deleted before the test ended"));
+                    self.conclude(
+                        now_ms,
+                        number,
+                        GpuVerdict::untried("the pod was deleted before the test ended"),
+                    );
                     self.over(number);
                 }
             }
-            Event::Deleted(number) => self.over(number),
-            Event::Undeletable(number, why) => {
+            RunEvent::Deleted(number) => self.over(number),
+            RunEvent::Undeletable(number, why) => {
                 self.left.push((number, why));
                 self.over(number);
             }
-            Event::Marked(number, trouble) => self.marked(number, trouble),
-            Event::Explained(answers) => self.explained(now_ms, answers),
+            RunEvent::Marked(number, trouble) => self.marked(number, trouble),
+            RunEvent::Explained(answers) => self.explained(now_ms, answers),
         }
         self.late(now_ms);
         self.actions(now_ms)
@@ -242,13 +246,16 @@ impl Run {
 
     /// Return when the next step is due, if nothing happens before.
     pub fn next_ms(&self) -> Option<u64> {
-        let unwanted = self.live.iter().any(|number| self.tries[*number].pod == Pod::Unwanted);
+        let unwanted = self
+            .live
+            .iter()
+            .any(|number| self.tries[*number].pod == PodProgress::Unwanted);
         let is_due = |number: &usize| matches!(self.tries[*number].marking, Marking::Due(_));
         let wants_to_send =
             unwanted || self.unmarked.iter().any(is_due) || self.has_next() || !self.unexplained(self.now_ms).is_empty();
         let calls = self.calls.next().filter(|_| wants_to_send);
         let ends = self.live.iter().flat_map(|number| match &self.tries[*number].pod {
-            Pod::There { since, waits, is_asked } => {
+            PodProgress::There { since, waits, is_asked } => {
                 let total = since.saturating_add(millis(self.limits.total));
                 let pending = waits.as_ref().filter(|_| !is_asked && !self.is_explaining);
                 [
@@ -294,15 +301,15 @@ impl Run {
 
     fn created(&mut self, now_ms: u64, number: usize) {
         let is_stopped = self.is_stopped;
-        let Some(one) = self.tries.get_mut(number).filter(|one| one.pod == Pod::Asked) else {
+        let Some(one) = self.tries.get_mut(number).filter(|one| one.pod == PodProgress::Asked) else {
             return;
         };
         // The result of a run that was stopped is known before its pod is.
         let is_unwanted = is_stopped || one.verdict.is_some();
         one.pod = if is_unwanted {
-            Pod::Unwanted
+            PodProgress::Unwanted
         } else {
-            Pod::There {
+            PodProgress::There {
                 since: now_ms,
                 waits: None,
                 is_asked: false,
@@ -310,30 +317,32 @@ impl Run {
         };
     }
 
-    fn seen(&mut self, now_ms: u64, number: usize, seen: Seen) {
+    fn seen(&mut self, now_ms: u64, number: usize, seen: TestPodState) {
         // The watch may report a pod before the answer to its creation arrives.
         self.created(now_ms, number);
         let Some(one) = self.tries.get_mut(number) else { return };
-        let Pod::There { waits, .. } = &mut one.pod else { return };
+        let PodProgress::There { waits, .. } = &mut one.pod else {
+            return;
+        };
         match seen {
-            Seen::Ended { status, reason, message } => {
+            TestPodState::Ended { status, reason, message } => {
                 let verdict = judge(&one.target, status, reason.as_deref(), message.as_deref());
                 self.end(now_ms, number, verdict);
             }
-            Seen::Unscheduled(_) | Seen::Starting(Some(_)) => {
+            TestPodState::Unscheduled(_) | TestPodState::Starting(Some(_)) => {
                 let since = waits.as_ref().map_or(now_ms, |(since, _)| *since);
                 *waits = Some((since, seen));
             }
-            Seen::Starting(None) | Seen::Running => *waits = None,
+            TestPodState::Starting(None) | TestPodState::Running => *waits = None,
         }
     }
 
     /// Note a result, unless there is one.
-    fn conclude(&mut self, now_ms: u64, number: usize, verdict: Verdict) {
+    fn conclude(&mut self, now_ms: u64, number: usize, verdict: GpuVerdict) {
         if let Some(one) = self.tries.get_mut(number).filter(|one| one.verdict.is_none()) {
             let mark = self.limits.report.then(|| Mark::of(&one.target, &verdict)).flatten();
             // If the pod's creation was never sent, neither was anything about its GPU.
-            if let Some(mark) = mark.filter(|_| one.pod != Pod::None) {
+            if let Some(mark) = mark.filter(|_| one.pod != PodProgress::None) {
                 one.marking = Marking::Due(mark);
                 self.unmarked.insert(number);
             }
@@ -352,20 +361,20 @@ impl Run {
     }
 
     /// Note a result, and let the pod be deleted.
-    fn end(&mut self, now_ms: u64, number: usize, verdict: Verdict) {
+    fn end(&mut self, now_ms: u64, number: usize, verdict: GpuVerdict) {
         self.conclude(now_ms, number, verdict);
         if let Some(one) = self
             .tries
             .get_mut(number)
-            .filter(|one| matches!(one.pod, Pod::Asked | Pod::There { .. }))
+            .filter(|one| matches!(one.pod, PodProgress::Asked | PodProgress::There { .. }))
         {
-            one.pod = Pod::Unwanted;
+            one.pod = PodProgress::Unwanted;
         }
     }
 
     fn over(&mut self, number: usize) {
         if self.live.remove(&number) {
-            self.tries[number].pod = Pod::Over;
+            self.tries[number].pod = PodProgress::Over;
         }
     }
 
@@ -375,11 +384,11 @@ impl Run {
             if self.tries[number].verdict.is_some() {
                 continue;
             }
-            self.conclude(now_ms, number, Verdict::untried("stopped before the test had ended"));
+            self.conclude(now_ms, number, GpuVerdict::untried("stopped before the test had ended"));
             // A pod whose creation was sent is deleted when the API server has answered.
             let one = &mut self.tries[number];
-            if matches!(one.pod, Pod::There { .. }) {
-                one.pod = Pod::Unwanted;
+            if matches!(one.pod, PodProgress::There { .. }) {
+                one.pod = PodProgress::Unwanted;
             }
         }
     }
@@ -387,17 +396,19 @@ impl Run {
     fn explained(&mut self, now_ms: u64, answers: Vec<(usize, String)>) {
         self.is_explaining = false;
         for number in self.live.clone() {
-            let Pod::There { waits, is_asked, .. } = &mut self.tries[number].pod else {
+            let PodProgress::There { waits, is_asked, .. } = &mut self.tries[number].pod else {
                 continue;
             };
             if !std::mem::take(is_asked) {
                 continue;
             }
             // The pod may have got a node while the cluster was read.
-            let Some((_, Seen::Unscheduled(said))) = waits else { continue };
+            let Some((_, TestPodState::Unscheduled(said))) = waits else {
+                continue;
+            };
             let said = said.clone();
             let answer = answers.iter().find(|(of, _)| *of == number);
-            let verdict = Verdict::Untried {
+            let verdict = GpuVerdict::Untried {
                 reason: format!(
                     "no node took the pod: {}",
                     said.as_deref().unwrap_or(
@@ -414,15 +425,15 @@ impl Run {
     fn late(&mut self, now_ms: u64) {
         let (pending, total) = (millis(self.limits.pending), millis(self.limits.total));
         for number in self.live.clone() {
-            let Pod::There { since, waits, .. } = &self.tries[number].pod else {
+            let PodProgress::There { since, waits, .. } = &self.tries[number].pod else {
                 continue;
             };
             let verdict = match waits {
-                Some((waits, Seen::Starting(Some(why)))) if now_ms.saturating_sub(*waits) >= pending => {
-                    Verdict::untried(format!("the container does not start: {why}"))
+                Some((waits, TestPodState::Starting(Some(why)))) if now_ms.saturating_sub(*waits) >= pending => {
+                    GpuVerdict::untried(format!("the container does not start: {why}"))
                 }
                 _ if now_ms.saturating_sub(*since) >= total => {
-                    Verdict::untried(format!("the test did not end within {} s", self.limits.total.as_secs()))
+                    GpuVerdict::untried(format!("the test did not end within {} s", self.limits.total.as_secs()))
                 }
                 _ => continue,
             };
@@ -437,8 +448,8 @@ impl Run {
         }
         let pending = millis(self.limits.pending);
         let waits = self.live.iter().filter(|number| match &self.tries[**number].pod {
-            Pod::There {
-                waits: Some((since, Seen::Unscheduled(_))),
+            PodProgress::There {
+                waits: Some((since, TestPodState::Unscheduled(_))),
                 is_asked: false,
                 ..
             } => now_ms.saturating_sub(*since) >= pending,
@@ -452,12 +463,12 @@ impl Run {
     }
 
     /// Choose the requests to send now: what makes room first.
-    fn actions(&mut self, now_ms: u64) -> Vec<Action> {
+    fn actions(&mut self, now_ms: u64) -> Vec<SmokeAction> {
         let mut actions = Vec::new();
         for number in self.unmarked.clone() {
             let one = &mut self.tries[number];
             // Until the creation is answered, the earlier mark may still be on its way.
-            if one.pod == Pod::Asked {
+            if one.pod == PodProgress::Asked {
                 continue;
             }
             if let Marking::Due(mark) = one.marking.clone() {
@@ -465,16 +476,16 @@ impl Run {
                     return actions;
                 }
                 one.marking = Marking::Sent(mark.clone());
-                actions.push(Action::Mark(number, mark));
+                actions.push(SmokeAction::Mark(number, mark));
             }
         }
         for number in self.live.clone() {
-            if self.tries[number].pod == Pod::Unwanted {
+            if self.tries[number].pod == PodProgress::Unwanted {
                 if !self.calls.take(now_ms, 1) {
                     return actions;
                 }
-                self.tries[number].pod = Pod::Leaving;
-                actions.push(Action::Delete(number));
+                self.tries[number].pod = PodProgress::Leaving;
+                actions.push(SmokeAction::Delete(number));
             }
         }
         let wait = self.unexplained(now_ms);
@@ -483,12 +494,12 @@ impl Run {
                 return actions;
             }
             for number in &wait {
-                if let Pod::There { is_asked, .. } = &mut self.tries[*number].pod {
+                if let PodProgress::There { is_asked, .. } = &mut self.tries[*number].pod {
                     *is_asked = true;
                 }
             }
             self.is_explaining = true;
-            actions.push(Action::Explain(wait));
+            actions.push(SmokeAction::Explain(wait));
         }
         while self.has_next() {
             let Some(one) = self.tries.get_mut(self.next) else { break };
@@ -504,10 +515,10 @@ impl Run {
             if !self.calls.take(now_ms, calls) {
                 return actions;
             }
-            one.pod = Pod::Asked;
+            one.pod = PodProgress::Asked;
             one.began = now_ms;
             self.live.insert(self.next);
-            actions.push(Action::Create(self.next));
+            actions.push(SmokeAction::Create(self.next));
             self.next += 1;
         }
         actions
@@ -520,11 +531,11 @@ fn millis(time: Duration) -> u64 {
 
 /// Judge how a container ended. The message comes from the container, and so from the node: it counts only if it agrees with the exit status and
 /// is about the right GPU.
-fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Option<&str>) -> Verdict {
+fn judge(target: &TestTarget, status: Option<i64>, reason: Option<&str>, message: Option<&str>) -> GpuVerdict {
     let ended = |what: &str| {
         let status = status.map_or_else(|| "never ran".to_owned(), |status| format!("ended with status {status}"));
         let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-        Verdict::untried(format!("the container {status}{reason}{what}"))
+        GpuVerdict::untried(format!("the container {status}{reason}{what}"))
     };
     let Some(message) = message.filter(|message| !message.is_empty()) else {
         return ended(" and left no result");
@@ -532,11 +543,11 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
     // Then the message is the container runtime's (the kubelet's `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
     if matches!(reason, Some("StartError" | "ContainerCannotRun")) {
         let said: String = message.chars().take(START_ERROR).collect();
-        return Verdict::untried(format!(
+        return GpuVerdict::untried(format!(
             "the container could not be started: {said}; if Divvy's agent is not installed, the image must be Divvy's, which has {PROGRAM}"
         ));
     }
-    let report = match Report::read(message) {
+    let report = match SmokeReport::read(message) {
         Ok(report) => report,
         Err(error) => return ended(&format!(", and its result cannot be read: {error}")),
     };
@@ -545,13 +556,13 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
     }
     match &report.gpu {
         Some(gpu) if gpu.uuid != target.uuid && gpu.uuid.starts_with(MIG) && target.uuid.starts_with(MIG) => {
-            Verdict::untried(format!(
+            GpuVerdict::untried(format!(
                 "the container got another MIG device of the same profile ({}): kube-scheduler does not ask the extender about pods with this profile; \
                  divvy scheduler-config --mig-profile PROFILE prints the configuration with which it does",
                 gpu.uuid
             ))
         }
-        Some(gpu) if gpu.uuid != target.uuid => Verdict::Broken {
+        Some(gpu) if gpu.uuid != target.uuid => GpuVerdict::Broken {
             found: format!(
                 "the container got GPU {}, and {} was allocated to its pod",
                 gpu.uuid, target.uuid
@@ -559,9 +570,9 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
             why: "pods use other GPUs than the scheduler counts".to_owned(),
             fix: "divvy doctor, on the node, names what else gives GPUs to containers".to_owned(),
         },
-        None if matches!(report.result, Outcome::Pass | Outcome::Warn) => {
+        None if matches!(report.result, SmokeOutcome::Pass | SmokeOutcome::Warn) => {
             ended(&format!(", and its result says {} of no GPU", report.result.word()))
         }
-        _ => Verdict::Tested(Box::new(report)),
+        _ => GpuVerdict::Tested(Box::new(report)),
     }
 }

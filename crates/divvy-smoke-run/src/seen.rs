@@ -20,7 +20,7 @@ const MESSAGE: usize = 1000;
 
 /// The state of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub enum TestPodState {
     /// No node was found yet; what the scheduler says.
     Unscheduled(Option<String>),
     /// The pod has a node, and its container does not run yet. The text says what does not pass on its own.
@@ -38,9 +38,9 @@ pub enum Seen {
     },
 }
 
-impl Seen {
+impl TestPodState {
     /// Read a pod's object.
-    pub fn of(pod: &Value) -> Seen {
+    pub fn of(pod: &Value) -> TestPodState {
         let status = &pod["status"];
         let state = &status["containerStatuses"][0]["state"];
         // Of the container that copies the program, if there is one.
@@ -55,7 +55,7 @@ impl Seen {
         let copied = &before["terminated"];
         if has_ended && copied["exitCode"].as_i64().is_some_and(|status| status != 0) {
             let why = said(copied).unwrap_or_default();
-            return Seen::Ended {
+            return TestPodState::Ended {
                 status: None,
                 reason: Some(format!("the program could not be copied from Divvy's image: {why}")),
                 message: None,
@@ -63,26 +63,26 @@ impl Seen {
         }
         if has_ended || terminated.is_object() {
             let of_container = text(&terminated["reason"]).filter(|reason| !matches!(reason.as_str(), "Completed" | "Error"));
-            return Seen::Ended {
+            return TestPodState::Ended {
                 status: terminated["exitCode"].as_i64(),
                 reason: said(status).or(of_container),
                 message: terminated["message"].as_str().map(str::to_owned),
             };
         }
         if state["running"].is_object() {
-            return Seen::Running;
+            return TestPodState::Running;
         }
         if pod["spec"]["nodeName"].as_str().is_none_or(str::is_empty) {
             let conditions = status["conditions"].as_array().into_iter().flatten();
             let scheduled = conditions.filter(|condition| condition["type"] == "PodScheduled" && condition["status"] == "False");
-            return Seen::Unscheduled(scheduled.filter_map(|condition| text(&condition["message"])).next());
+            return TestPodState::Unscheduled(scheduled.filter_map(|condition| text(&condition["message"])).next());
         }
         let waiting = match &before["waiting"] {
             Value::Null => &state["waiting"],
             waiting => waiting,
         };
         let is_stuck = waiting["reason"].as_str().is_some_and(|reason| STUCK.contains(&reason));
-        Seen::Starting(said(waiting).filter(|_| is_stuck))
+        TestPodState::Starting(said(waiting).filter(|_| is_stuck))
     }
 }
 

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use divvy_host::{plain, plain_line};
-use divvy_smoke_report::{Id, Outcome, Report, Status};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport, StepId, StepStatus};
 use serde::Serialize;
 
-use crate::{Tried, Verdict};
+use crate::{GpuVerdict, Tried};
 
 /// The number of GPUs about which the text says more than the table.
 const DETAILS: usize = 20;
@@ -15,7 +15,7 @@ const DETAILS: usize = 20;
 /// The result of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Row {
+pub struct GpuResult {
     /// The node's name.
     pub node: String,
     /// The GPU's index; absent if the node's GPUs are not known.
@@ -41,7 +41,7 @@ pub struct Row {
     pub explanation: Option<String>,
     /// What the program in the pod reported.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub report: Option<Report>,
+    pub report: Option<SmokeReport>,
     /// With `--report`: whether the GPU is now out of service (`out`), or in service again (`in`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<&'static str>,
@@ -57,22 +57,22 @@ pub struct Row {
 
 /// The results of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Summary {
+pub struct SmokeSummary {
     /// The GPUs, ordered by node and index.
-    pub gpus: Vec<Row>,
+    pub gpus: Vec<GpuResult>,
     /// The worst result.
     pub result: &'static str,
 }
 
-impl Row {
-    fn new(tried: Tried<'_>) -> Row {
+impl GpuResult {
+    fn new(tried: Tried<'_>) -> GpuResult {
         let Tried {
             target,
             verdict,
             time,
             marked,
         } = tried;
-        let mut row = Row {
+        let mut row = GpuResult {
             node: target.node.clone(),
             index: target.index,
             uuid: target.uuid.clone(),
@@ -91,16 +91,16 @@ impl Row {
             ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         };
         match verdict.clone() {
-            Verdict::Tested(report) => row.report = Some(*report),
-            Verdict::Broken { found, why, fix } => (row.reason, row.why, row.fix) = (Some(found), Some(why), Some(fix)),
-            Verdict::Skipped(reason) => row.reason = Some(reason),
-            Verdict::Untried { reason, explanation } => (row.reason, row.explanation) = (Some(reason), explanation),
+            GpuVerdict::Tested(report) => row.report = Some(*report),
+            GpuVerdict::Broken { found, why, fix } => (row.reason, row.why, row.fix) = (Some(found), Some(why), Some(fix)),
+            GpuVerdict::Skipped(reason) => row.reason = Some(reason),
+            GpuVerdict::Untried { reason, explanation } => (row.reason, row.explanation) = (Some(reason), explanation),
         }
         row
     }
 
     /// Return the status of a step, as in the table.
-    fn step(&self, id: Id) -> &'static str {
+    fn step(&self, id: StepId) -> &'static str {
         self.report
             .as_ref()
             .and_then(|report| report.step(id))
@@ -151,7 +151,7 @@ impl Row {
         }
         let steps = self.report.iter().flat_map(|report| &report.steps);
         let none_ran = self.result == "ERROR";
-        for step in steps.filter(|step| step.status > Status::Skip || (none_ran && step.status == Status::Skip)) {
+        for step in steps.filter(|step| step.status > StepStatus::Skip || (none_ran && step.status == StepStatus::Skip)) {
             for line in step.text().lines() {
                 let _ = writeln!(text, "  {line}");
             }
@@ -166,33 +166,33 @@ impl Row {
     }
 }
 
-impl Summary {
+impl SmokeSummary {
     /// Sum up the results of a run.
-    pub fn new<'a>(results: impl IntoIterator<Item = Tried<'a>>) -> Summary {
-        let mut gpus: Vec<Row> = results.into_iter().map(Row::new).collect();
+    pub fn new<'a>(results: impl IntoIterator<Item = Tried<'a>>) -> SmokeSummary {
+        let mut gpus: Vec<GpuResult> = results.into_iter().map(GpuResult::new).collect();
         gpus.sort_by(|a, b| (&a.node, a.index).cmp(&(&b.node, b.index)));
         let mut worst = ["FAIL", "ERROR", "WARN", "PASS"].into_iter();
         let worst = worst.find(|word| gpus.iter().any(|row| row.result == *word));
-        let result = worst.unwrap_or(Outcome::Skip.word());
-        Summary { gpus, result }
+        let result = worst.unwrap_or(SmokeOutcome::Skip.word());
+        SmokeSummary { gpus, result }
     }
 
     /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 a GPU could not be tried, an annotation could not be written, or there was nothing to try.
     pub fn exit_status(&self) -> u8 {
         let is_unmarked = self.gpus.iter().any(|row| row.service_error.is_some());
         match self.result {
-            "PASS" | "WARN" if is_unmarked => Outcome::Skip.exit_status(),
-            "PASS" => Outcome::Pass.exit_status(),
-            "WARN" => Outcome::Warn.exit_status(),
-            "FAIL" => Outcome::Fail.exit_status(),
-            _ => Outcome::Skip.exit_status(),
+            "PASS" | "WARN" if is_unmarked => SmokeOutcome::Skip.exit_status(),
+            "PASS" => SmokeOutcome::Pass.exit_status(),
+            "WARN" => SmokeOutcome::Warn.exit_status(),
+            "FAIL" => SmokeOutcome::Fail.exit_status(),
+            _ => SmokeOutcome::Skip.exit_status(),
         }
     }
 
     /// Return the table, what was found, and one line with the numbers.
     pub fn text(&self) -> String {
         let mut cells = "NODE\tGPU\tMODEL\tRESULT".to_owned();
-        for id in Id::ALL {
+        for id in StepId::ALL {
             let _ = write!(cells, "\t{}", id.word());
         }
         cells.push_str("\tTIME\n");
@@ -200,7 +200,7 @@ impl Summary {
             let index = row.index.map_or_else(|| "-".to_owned(), |index| index.to_string());
             let model = if row.model.is_empty() { "-" } else { &row.model };
             let _ = write!(cells, "{}\t{index}\t{}\t{}", row.node, plain_line(model.chars()), row.result);
-            for id in Id::ALL {
+            for id in StepId::ALL {
                 let _ = write!(cells, "\t{}", row.step(id));
             }
             let time = if row.report.is_some() {
@@ -211,7 +211,7 @@ impl Summary {
             let _ = writeln!(cells, "\t{time}");
         }
         let mut text = columns(&cells);
-        let mut details = self.gpus.iter().filter_map(Row::details);
+        let mut details = self.gpus.iter().filter_map(GpuResult::details);
         for details in details.by_ref().take(DETAILS) {
             let _ = write!(text, "\n{details}");
         }

@@ -7,10 +7,10 @@ use divvy_model::{
     ContainerKind, ContainerRequest, GpuRules, Health, MemoryUnit, MiB, PodRequest, Vendor, WholeContainer, WholeKind,
     WholeRequest,
 };
-use divvy_placement::{GpuState, Ledger, NodeView, Refusal};
-use divvy_why::{Site, Snapshot};
+use divvy_placement::{GpuState, Ledger, LedgerNode, NodeRefusal};
+use divvy_why::{ClusterSnapshot, NodeSite};
 
-use crate::Verdict;
+use crate::GpuVerdict;
 
 /// The memory that a test needs, in MiB: a context of CUDA, which takes up to about 600 MiB, and room for the patterns and the matrices.
 const NEEDED: MiB = MiB(1024);
@@ -19,7 +19,7 @@ const MIG_MODE: &str = "MIG mode is on";
 
 /// Which GPUs the user wants to try.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct TargetChoice {
     /// The names of nodes; all nodes if there are none.
     pub nodes: Vec<String>,
     /// A UUID, a prefix that only one GPU has, or an index.
@@ -34,7 +34,7 @@ pub struct Choice {
 
 /// What a test requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum TestAsk {
     /// Units of shared memory.
     Units(u64),
     /// The whole GPU, or a MIG device.
@@ -43,7 +43,7 @@ pub enum Ask {
 
 /// A GPU of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct TestTarget {
     /// The node.
     pub node: String,
     /// The node's label `kubernetes.io/hostname`.
@@ -62,14 +62,14 @@ pub struct Target {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Planned {
     /// The GPU.
-    pub target: Target,
+    pub target: TestTarget,
     /// What the test requests, or why there is no test.
-    pub ask: Result<Ask, Verdict>,
+    pub ask: Result<TestAsk, GpuVerdict>,
 }
 
 /// The reason why there is no plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum TargetError {
     /// There is no such node.
     #[error("there is no node {0}; kubectl get nodes lists the nodes")]
     NoNode(String),
@@ -107,10 +107,10 @@ pub enum Error {
 ///
 /// # Errors
 /// Fails if a node or GPU that the user named does not exist, or if there is no GPU at all.
-pub fn plan(snapshot: &Snapshot, choice: &Choice) -> Result<Vec<Planned>, Error> {
+pub fn plan(snapshot: &ClusterSnapshot, choice: &TargetChoice) -> Result<Vec<Planned>, TargetError> {
     let ledger = &snapshot.ledger;
     if let Some(name) = choice.nodes.iter().find(|name| snapshot.site(name).is_none()) {
-        return Err(Error::NoNode(name.clone()));
+        return Err(TargetError::NoNode(name.clone()));
     }
     let mut planned = Vec::new();
     for site in snapshot.sites() {
@@ -121,11 +121,11 @@ pub fn plan(snapshot: &Snapshot, choice: &Choice) -> Result<Vec<Planned>, Error>
         let before = planned.len();
         of_node(ledger, site, choice, &mut planned);
         if named && planned.len() == before {
-            return Err(Error::NoGpus(site.name.clone()));
+            return Err(TargetError::NoGpus(site.name.clone()));
         }
     }
     if planned.is_empty() {
-        return Err(Error::Nothing);
+        return Err(TargetError::Nothing);
     }
     match &choice.gpu {
         None => Ok(planned),
@@ -134,8 +134,8 @@ pub fn plan(snapshot: &Snapshot, choice: &Choice) -> Result<Vec<Planned>, Error>
 }
 
 /// Add the GPUs of one node.
-fn of_node(ledger: &Ledger, site: &Site, choice: &Choice, planned: &mut Vec<Planned>) {
-    let target = |gpu: Option<(&GpuState, &str)>| Target {
+fn of_node(ledger: &Ledger, site: &NodeSite, choice: &TargetChoice, planned: &mut Vec<Planned>) {
+    let target = |gpu: Option<(&GpuState, &str)>| TestTarget {
         node: site.name.clone(),
         hostname: site.labels.get("kubernetes.io/hostname").unwrap_or(&site.name).clone(),
         index: gpu.map(|(gpu, _)| gpu.index),
@@ -144,7 +144,7 @@ fn of_node(ledger: &Ledger, site: &Site, choice: &Choice, planned: &mut Vec<Plan
         failed_before: gpu.and_then(|(gpu, _)| Some(found_by_smoke(gpu.reason.as_deref()?)?.to_owned())),
     };
     let view = ledger.node(&site.name);
-    let state = view.as_ref().and_then(NodeView::state);
+    let state = view.as_ref().and_then(LedgerNode::state);
     let gpus = state.map_or(&[][..], |state| &state.gpus);
     let named = gpus
         .iter()
@@ -159,7 +159,7 @@ fn of_node(ledger: &Ledger, site: &Site, choice: &Choice, planned: &mut Vec<Plan
         });
     }
     if planned.len() == before && site.has_inventory {
-        let nothing = Ask::Units(1).request("");
+        let nothing = TestAsk::Units(1).request("");
         let refusal = ledger
             .fits(&site.name, &divvy_placement::Ask::of(&nothing, ledger.unit()), "")
             .err();
@@ -169,14 +169,21 @@ fn of_node(ledger: &Ledger, site: &Site, choice: &Choice, planned: &mut Vec<Plan
         );
         planned.push(Planned {
             target: target(None),
-            ask: Err(Verdict::untried(reason)),
+            ask: Err(GpuVerdict::untried(reason)),
         });
     }
 }
 
 /// Decide what to request of one GPU.
-fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str, free: MiB) -> Result<Ask, Verdict> {
-    let skipped = |reason: String| Err(Verdict::Skipped(reason));
+fn ask(
+    ledger: &Ledger,
+    site: &NodeSite,
+    choice: &TargetChoice,
+    gpu: &GpuState,
+    uuid: &str,
+    free: MiB,
+) -> Result<TestAsk, GpuVerdict> {
+    let skipped = |reason: String| Err(GpuVerdict::Skipped(reason));
     if gpu.vendor != Vendor::Nvidia {
         return skipped(format!(
             "there are no steps for {} GPUs: their drivers compile no text without a toolchain",
@@ -206,7 +213,7 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
             }
             false => "divvy doctor, on the node, names the cause and what to type".to_owned(),
         };
-        return Err(Verdict::Broken {
+        return Err(GpuVerdict::Broken {
             found: format!("Divvy's agent does not offer the GPU: {reason}"),
             why: "no pod gets it".to_owned(),
             fix,
@@ -220,21 +227,21 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
     }
     let is_shared = gpu.is_shared() && gpu.units > 0;
     let is_free = |kind: WholeKind| {
-        let asked = divvy_placement::Ask::of(&Ask::Whole(kind).request(uuid), ledger.unit());
+        let asked = divvy_placement::Ask::of(&TestAsk::Whole(kind).request(uuid), ledger.unit());
         ledger.fits(&site.name, &asked, "").is_ok()
     };
     let ask = match (gpu.whole, choice.share) {
-        (Some(kind), _) if choice.whole || !is_shared => Ask::Whole(kind),
+        (Some(kind), _) if choice.whole || !is_shared => TestAsk::Whole(kind),
         // While pods share a MIG device, no pod gets it through its own resource.
-        (Some(kind), None) if gpu.is_part && is_free(kind) => Ask::Whole(kind),
+        (Some(kind), None) if gpu.is_part && is_free(kind) => TestAsk::Whole(kind),
         (None, _) if choice.whole => {
             return skipped("the GPU is not offered as a whole (the agent's --whole-gpus)".to_owned());
         }
         (_, Some(units)) if units > gpu.units => {
             return skipped(format!("it offers {} units, and --share requests {units}", gpu.units));
         }
-        (_, Some(units)) => Ask::Units(units),
-        (_, None) => Ask::Units(needed(ledger.unit()).min(gpu.units.max(1))),
+        (_, Some(units)) => TestAsk::Units(units),
+        (_, None) => TestAsk::Units(needed(ledger.unit()).min(gpu.units.max(1))),
     };
     let asked = divvy_placement::Ask::of(&ask.request(uuid), ledger.unit());
     // Until it is tested, the GPU fits no pod.
@@ -245,21 +252,21 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
     };
     let fits = match fits {
         Some(true) => Ok(()),
-        Some(false) => Err(Refusal::NoGpuFits),
+        Some(false) => Err(NodeRefusal::NoGpuFits),
         None => ledger.fits(&site.name, &asked, ""),
     };
     match fits {
         Ok(()) => Ok(ask),
-        Err(Refusal::NoGpuFits | Refusal::TooFewFit(_)) => skipped(format!(
+        Err(NodeRefusal::NoGpuFits | NodeRefusal::TooFewFit(_)) => skipped(format!(
             "full: {free} of {} are free, and the test requests {}",
             gpu.capacity,
             asked.memory.unwrap_or(MiB(u64::MAX))
         )),
-        Err(Refusal::TooFewWhole(_)) => skipped(format!(
+        Err(NodeRefusal::TooFewWhole(_)) => skipped(format!(
             "full: pods hold {} of it",
             MiB(gpu.capacity.0.saturating_sub(free.0))
         )),
-        Err(other) => Err(Verdict::untried(other.filter_message(&site.name))),
+        Err(other) => Err(GpuVerdict::untried(other.filter_message(&site.name))),
     }
 }
 
@@ -275,7 +282,7 @@ fn needed(unit: MemoryUnit) -> u64 {
     NEEDED.0.div_ceil(of_one)
 }
 
-impl Ask {
+impl TestAsk {
     /// Return the request of a pod that accepts only this GPU.
     fn request(self, uuid: &str) -> PodRequest {
         let container = "smoke".to_owned();
@@ -290,7 +297,7 @@ impl Ask {
             ..PodRequest::default()
         };
         match self {
-            Ask::Units(units) => PodRequest {
+            TestAsk::Units(units) => PodRequest {
                 containers: vec![ContainerRequest {
                     name: container,
                     kind,
@@ -299,7 +306,7 @@ impl Ask {
                 }],
                 ..request
             },
-            Ask::Whole(whole) => PodRequest {
+            TestAsk::Whole(whole) => PodRequest {
                 whole: Some(Box::new(WholeRequest {
                     kind: whole,
                     containers: vec![WholeContainer {
@@ -315,7 +322,7 @@ impl Ask {
 }
 
 /// Keep the GPUs that `--gpu` names.
-fn only(planned: Vec<Planned>, given: &str) -> Result<Vec<Planned>, Error> {
+fn only(planned: Vec<Planned>, given: &str) -> Result<Vec<Planned>, TargetError> {
     let known = |of: &[&Planned]| {
         let names: Vec<String> = of.iter().take(4).map(|one| one.target.to_string()).collect();
         let more = of.len().saturating_sub(names.len());
@@ -333,7 +340,7 @@ fn only(planned: Vec<Planned>, given: &str) -> Result<Vec<Planned>, Error> {
             .cloned()
             .collect();
         return if chosen.is_empty() {
-            Err(Error::NoGpu {
+            Err(TargetError::NoGpu {
                 given: given.to_owned(),
                 known: known(&planned.iter().collect::<Vec<_>>()),
             })
@@ -350,11 +357,11 @@ fn only(planned: Vec<Planned>, given: &str) -> Result<Vec<Planned>, Error> {
         .collect();
     match begin.as_slice() {
         [one] => Ok(vec![(*one).clone()]),
-        [] => Err(Error::NoGpu {
+        [] => Err(TargetError::NoGpu {
             given: given.to_owned(),
             known: known(&planned.iter().collect::<Vec<_>>()),
         }),
-        several => Err(Error::Ambiguous {
+        several => Err(TargetError::Ambiguous {
             given: given.to_owned(),
             count: several.len(),
             known: known(several),
@@ -362,7 +369,7 @@ fn only(planned: Vec<Planned>, given: &str) -> Result<Vec<Planned>, Error> {
     }
 }
 
-impl std::fmt::Display for Target {
+impl std::fmt::Display for TestTarget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.index {
             Some(index) => write!(f, "{} GPU {index} ({})", self.node, self.uuid),

@@ -1,12 +1,12 @@
 //! What became of one GPU.
 
-use divvy_smoke_report::{Outcome, Report};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport};
 
 /// What became of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum GpuVerdict {
     /// The program ran and reported.
-    Tested(Box<Report>),
+    Tested(Box<SmokeReport>),
     /// The GPU does not work, although no report says so.
     Broken {
         /// What was found.
@@ -27,9 +27,9 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
-    pub(crate) fn untried(reason: impl Into<String>) -> Verdict {
-        Verdict::Untried {
+impl GpuVerdict {
+    pub(crate) fn untried(reason: impl Into<String>) -> GpuVerdict {
+        GpuVerdict::Untried {
             reason: reason.into(),
             explanation: None,
         }
@@ -39,9 +39,9 @@ impl Verdict {
     pub fn word(&self) -> &'static str {
         match self {
             _ if self.is_unknown() => "ERROR",
-            Verdict::Tested(report) => report.result.word(),
-            Verdict::Skipped(_) | Verdict::Untried { .. } => Outcome::Skip.word(),
-            Verdict::Broken { .. } => Outcome::Fail.word(),
+            GpuVerdict::Tested(report) => report.result.word(),
+            GpuVerdict::Skipped(_) | GpuVerdict::Untried { .. } => SmokeOutcome::Skip.word(),
+            GpuVerdict::Broken { .. } => SmokeOutcome::Fail.word(),
         }
     }
 
@@ -49,9 +49,9 @@ impl Verdict {
     fn is_unknown(&self) -> bool {
         match self {
             // The container found no GPU that it could try, although its pod has one.
-            Verdict::Tested(report) => report.result == Outcome::Skip,
-            Verdict::Untried { .. } => true,
-            Verdict::Broken { .. } | Verdict::Skipped(_) => false,
+            GpuVerdict::Tested(report) => report.result == SmokeOutcome::Skip,
+            GpuVerdict::Untried { .. } => true,
+            GpuVerdict::Broken { .. } | GpuVerdict::Skipped(_) => false,
         }
     }
 }

@@ -1,10 +1,10 @@
 //! What the driver's error codes mean to a person: the name, why it matters, and what to do.
 
-use crate::driver::{Code, Failure};
+use crate::driver::{CallFailure, CudaCode};
 
 /// A finding's three texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct StepFinding {
     pub found: String,
     pub why: String,
     pub fix: String,
@@ -12,9 +12,9 @@ pub struct Finding {
     pub gpu_at_fault: bool,
 }
 
-impl Finding {
-    pub fn new(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Finding {
-        Finding {
+impl StepFinding {
+    pub fn new(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> StepFinding {
+        StepFinding {
             found: found.into(),
             why: why.into(),
             fix: fix.into(),
@@ -23,93 +23,93 @@ impl Finding {
     }
 
     /// A finding that shows that the GPU itself is at fault, and not the installation or the share.
-    pub fn of_gpu(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Finding {
-        Finding {
+    pub fn of_gpu(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> StepFinding {
+        StepFinding {
             gpu_at_fault: true,
-            ..Finding::new(found, why, fix)
+            ..StepFinding::new(found, why, fix)
         }
     }
 }
 
 /// What is known of an error code.
-struct Known {
+struct KnownCode {
     codes: &'static [i32],
     why: &'static str,
     fix: &'static str,
 }
 
-const KNOWN: [Known; 15] = [
-    Known {
+const KNOWN: [KnownCode; 15] = [
+    KnownCode {
         codes: &[2],
         why: "the GPU or the share has not enough free memory",
         fix: "request more memory for the container, or end what holds it: divvy-probe --once lists the processes on the node",
     },
-    Known {
+    KnownCode {
         codes: &[3, 34],
         why: "this library is not the driver's, but a stub for linking that an image contains",
         fix: "remove the stub from the image or from LD_LIBRARY_PATH; the driver's library comes from the node",
     },
-    Known {
+    KnownCode {
         codes: &[46],
         why: "the GPU's compute mode allows one process, and another one has it",
         fix: "nvidia-smi -c 0 on the node allows several; divvy doctor checks it as D12",
     },
-    Known {
+    KnownCode {
         codes: &[100, 101],
         why: "the driver's library is there, and it finds no GPU that this container may use",
         fix: "look for /dev/nvidia0 and its like in the container, at CUDA_VISIBLE_DEVICES, and for a GPU in MIG mode without instances; divvy doctor checks the device nodes as D09",
     },
-    Known {
+    KnownCode {
         codes: &[200, 209, 218, 222],
         why: "the driver does not compile the program's kernels for this GPU",
         fix: "a GPU older than compute capability 3.0 and a driver older than 384 are not supported; otherwise report it with this output",
     },
-    Known {
+    KnownCode {
         codes: &[214, 220],
         why: "the hardware reports an error that it could not correct, so results on this GPU are wrong",
         fix: "drain the GPU, reset it, and replace it if this returns; nvidia-smi -q -d ECC shows the counters",
     },
-    Known {
+    KnownCode {
         codes: &[221],
         why: "the driver's compiler is missing, so programs that bring PTX along do not run",
         fix: "mount libnvidia-ptxjitcompiler.so.1 into the container: it belongs to the driver capability compute",
     },
-    Known {
+    KnownCode {
         codes: &[304],
         why: "the operating system refuses what the driver needs",
         fix: "check that /dev/nvidia-uvm is in the container and that the cgroup allows it; divvy doctor checks the device nodes as D09",
     },
-    Known {
+    KnownCode {
         codes: &[700, 702, 715, 716, 719],
         why: "a kernel that runs on other GPUs was ended by this one",
         fix: "look for an XID in the node's kernel log (dmesg | grep NVRM); if another GPU passes, drain this one",
     },
-    Known {
+    KnownCode {
         codes: &[802],
         why: "the NVSwitch fabric is not ready, so no program can use CUDA",
         fix: "start nvidia-fabricmanager on the node in the version of the driver",
     },
-    Known {
+    KnownCode {
         codes: &[803],
         why: "the driver's libraries and the kernel module have different versions",
         fix: "reboot the node or reload the module after a driver update; divvy doctor checks it as D05",
     },
-    Known {
+    KnownCode {
         codes: &[804],
         why: "the image brings CUDA's compatibility libraries along, which this GPU does not support",
         fix: "remove cuda-compat from the image or from LD_LIBRARY_PATH, or update the driver",
     },
-    Known {
+    KnownCode {
         codes: &[805, 806, 807, 808, 809, 810],
         why: "the MPS daemon does not serve this process",
         fix: "check that nvidia-cuda-mps-control runs on the node and has fewer clients than its limit",
     },
-    Known {
+    KnownCode {
         codes: &[909],
         why: "the driver gave up waiting",
         fix: "look for an XID in the node's kernel log (dmesg | grep NVRM)",
     },
-    Known {
+    KnownCode {
         codes: &[999],
         why: "the driver reports no reason",
         fix: "load nvidia-uvm on the node, and look for an XID in its kernel log (dmesg | grep NVRM); after a suspend, reload the module",
@@ -166,7 +166,7 @@ const NAMES: [(i32, &str); 42] = [
 ];
 
 /// Return a code with its name: `2, CUDA_ERROR_OUT_OF_MEMORY`.
-pub(crate) fn name(code: Code) -> String {
+pub(crate) fn name(code: CudaCode) -> String {
     match NAMES.iter().find(|(number, _)| *number == code.0) {
         Some((number, name)) => format!("{number}, CUDA_ERROR_{name}"),
         None => code.0.to_string(),
@@ -174,8 +174,8 @@ pub(crate) fn name(code: Code) -> String {
 }
 
 /// Explain a call that failed.
-pub(crate) fn explain(failure: &Failure) -> Finding {
-    let Failure { call, code, log } = failure;
+pub(crate) fn explain(failure: &CallFailure) -> StepFinding {
+    let CallFailure { call, code, log } = failure;
     let said = if log.is_empty() {
         String::new()
     } else {
@@ -189,9 +189,9 @@ pub(crate) fn explain(failure: &Failure) -> Finding {
         ),
         |known| (known.why, known.fix),
     );
-    Finding {
+    StepFinding {
         gpu_at_fault: GPU_AT_FAULT.contains(&code.0),
-        ..Finding::new(format!("{call} returned {}{said}", name(*code)), why, fix)
+        ..StepFinding::new(format!("{call} returned {}{said}", name(*code)), why, fix)
     }
 }
 
@@ -203,7 +203,7 @@ mod tests {
     fn every_code_is_explained_with_its_name() {
         let mut text = String::new();
         for (code, _) in NAMES {
-            let finding = explain(&Failure::new("cuInit", Code(code)));
+            let finding = explain(&CallFailure::new("cuInit", CudaCode(code)));
             text.push_str(&format!("{}\n  {}\n  {}\n", finding.found, finding.why, finding.fix));
         }
         insta::assert_snapshot!(text);
@@ -218,7 +218,7 @@ mod tests {
             assert!(NAMES.iter().any(|(number, _)| number == code), "{code} has no name");
         }
         assert!(
-            explain(&Failure::new("cuInit", Code(12345)))
+            explain(&CallFailure::new("cuInit", CudaCode(12345)))
                 .found
                 .ends_with("returned 12345")
         );
@@ -226,9 +226,9 @@ mod tests {
 
     #[test]
     fn what_the_compiler_said_is_part_of_the_finding() {
-        let failure = Failure {
+        let failure = CallFailure {
             log: "ptxas fatal: Unexpected".to_owned(),
-            ..Failure::new("cuModuleLoadDataEx", Code(218))
+            ..CallFailure::new("cuModuleLoadDataEx", CudaCode(218))
         };
         assert!(
             explain(&failure)

@@ -9,7 +9,9 @@ use std::ptr;
 
 use libloading::Library;
 
-use crate::driver::{Address, Argument, Code, Driver, Failure, Grid, Handle, Pinned, Result, Text, agrees};
+use crate::driver::{
+    CallFailure, CudaCode, Driver, DriverHandle, GpuAddress, Grid, KernelArgument, ModuleText, Pinned, Result, agrees,
+};
 use crate::options::Via;
 
 /// `CUjit_option`: the buffers for what the compiler says, and their sizes (cuda.h).
@@ -21,7 +23,7 @@ const ABI: i32 = 12_000;
 
 /// The reason why a library cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unusable {
+pub(crate) enum UnusableLibrary {
     #[error("{0}")]
     NotLoaded(#[from] libloading::Error),
     // The newest of the functions without an older form is cuDeviceGetUuid.
@@ -39,10 +41,10 @@ macro_rules! functions {
         impl Functions {
             /// # Safety
             /// `find` returns the address of CUDA's function of that name, which stays valid.
-            unsafe fn find(find: impl Fn(&'static str) -> Option<*mut c_void>) -> std::result::Result<Functions, Unusable> {
+            unsafe fn find(find: impl Fn(&'static str) -> Option<*mut c_void>) -> std::result::Result<Functions, UnusableLibrary> {
                 Ok(Functions {
                     $($field: {
-                        let address = find($symbol)$(.or_else(|| find($older)))?.ok_or(Unusable::Lacks($symbol))?;
+                        let address = find($symbol)$(.or_else(|| find($older)))?.ok_or(UnusableLibrary::Lacks($symbol))?;
                         // SAFETY: the address is that of a function of this type, by this function's contract and cuda.h.
                         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> c_int>(address) }
                     },)*
@@ -87,21 +89,21 @@ functions! {
     synchronize = "cuCtxSynchronize": fn();
 }
 
-/// What a [`Handle`] means.
+/// What a [`DriverHandle`] means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum HandleMeaning {
     Context,
-    Module(Text),
-    Function(Text, &'static str),
+    Module(ModuleText),
+    Function(ModuleText, &'static str),
     Stream,
     Event,
 }
 
 /// CUDA's driver.
-pub(crate) struct Cuda {
+pub(crate) struct CudaDriver {
     functions: Functions,
     /// The pointers behind the handles. One that is no longer valid is `None`.
-    handles: RefCell<Vec<Option<(Kind, *mut c_void)>>>,
+    handles: RefCell<Vec<Option<(HandleMeaning, *mut c_void)>>>,
     /// The addresses of page-locked memory that was not freed.
     pinned: RefCell<Vec<*mut c_void>>,
     /// Never unloaded, because the driver's threads run its code.
@@ -109,12 +111,12 @@ pub(crate) struct Cuda {
 }
 
 /// Page-locked memory. It is freed by [`Driver::free_pinned`], or when the process ends.
-struct Locked {
+struct PinnedMemory {
     at: *mut u8,
     bytes: usize,
 }
 
-impl Deref for Locked {
+impl Deref for PinnedMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -123,7 +125,7 @@ impl Deref for Locked {
     }
 }
 
-impl DerefMut for Locked {
+impl DerefMut for PinnedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and this reference is the only one.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.bytes) }
@@ -133,13 +135,13 @@ impl DerefMut for Locked {
 fn check(call: &'static str, code: c_int) -> Result<()> {
     match code {
         0 => Ok(()),
-        code => Err(Failure::new(call, Code(code))),
+        code => Err(CallFailure::new(call, CudaCode(code))),
     }
 }
 
-impl Cuda {
+impl CudaDriver {
     /// Load the library, and find its functions.
-    pub(crate) fn load(path: impl AsRef<OsStr>, via: Via) -> std::result::Result<Cuda, Unusable> {
+    pub(crate) fn load(path: impl AsRef<OsStr>, via: Via) -> std::result::Result<CudaDriver, UnusableLibrary> {
         // SAFETY: the driver's library may be loaded at any time, from any thread; that is how CUDA's runtime library loads it.
         let library = unsafe { Library::new(path) }?;
         let symbol = |name: &'static str| -> Option<*mut c_void> {
@@ -156,7 +158,7 @@ impl Cuda {
                 unsafe { Functions::find(|name| lookup.address(name)) }?
             }
         };
-        Ok(Cuda {
+        Ok(CudaDriver {
             functions,
             handles: RefCell::default(),
             pinned: RefCell::default(),
@@ -164,40 +166,40 @@ impl Cuda {
         })
     }
 
-    fn keep(&self, kind: Kind, pointer: *mut c_void) -> Handle {
+    fn keep(&self, kind: HandleMeaning, pointer: *mut c_void) -> DriverHandle {
         let mut handles = self.handles.borrow_mut();
         handles.push(Some((kind, pointer)));
-        Handle(handles.len() - 1)
+        DriverHandle(handles.len() - 1)
     }
 
-    fn get(&self, call: &'static str, handle: Handle) -> Result<(Kind, *mut c_void)> {
+    fn get(&self, call: &'static str, handle: DriverHandle) -> Result<(HandleMeaning, *mut c_void)> {
         let known = self.handles.borrow().get(handle.0).copied().flatten();
-        known.ok_or(Failure::new(call, Code::INVALID_HANDLE))
+        known.ok_or(CallFailure::new(call, CudaCode::INVALID_HANDLE))
     }
 
     /// Return the pointer behind a handle of this kind.
-    fn pointer(&self, call: &'static str, handle: Handle, kind: Kind) -> Result<*mut c_void> {
+    fn pointer(&self, call: &'static str, handle: DriverHandle, kind: HandleMeaning) -> Result<*mut c_void> {
         match self.get(call, handle)? {
             (known, pointer) if known == kind => Ok(pointer),
-            _ => Err(Failure::new(call, Code::INVALID_HANDLE)),
+            _ => Err(CallFailure::new(call, CudaCode::INVALID_HANDLE)),
         }
     }
 }
 
 /// `cuGetProcAddress`, in the version that the driver has.
 enum Lookup {
-    First(First, c_int),
-    Second(Second, c_int),
+    First(OldGetProcAddress, c_int),
+    Second(GetProcAddressV2, c_int),
 }
 
 /// `cuGetProcAddress` of CUDA 11.3.
-type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
+type OldGetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
 /// `cuGetProcAddress_v2` of CUDA 12.0, which also returns a status.
-type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+type GetProcAddressV2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
 impl Lookup {
-    fn find(symbol: &impl Fn(&'static str) -> Option<*mut c_void>) -> std::result::Result<Lookup, Unusable> {
-        let version = symbol("cuDriverGetVersion").ok_or(Unusable::Lacks("cuDriverGetVersion"))?;
+    fn find(symbol: &impl Fn(&'static str) -> Option<*mut c_void>) -> std::result::Result<Lookup, UnusableLibrary> {
+        let version = symbol("cuDriverGetVersion").ok_or(UnusableLibrary::Lacks("cuDriverGetVersion"))?;
         // SAFETY: cuda.h has this type for cuDriverGetVersion.
         let version = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> c_int>(version) };
         let mut driver = 0;
@@ -207,14 +209,14 @@ impl Lookup {
         if let Some(address) = symbol("cuGetProcAddress_v2") {
             // SAFETY: cuda.h of CUDA 12 has this type for cuGetProcAddress_v2.
             return Ok(Lookup::Second(
-                unsafe { std::mem::transmute::<*mut c_void, Second>(address) },
+                unsafe { std::mem::transmute::<*mut c_void, GetProcAddressV2>(address) },
                 wanted,
             ));
         }
-        let address = symbol("cuGetProcAddress").ok_or(Unusable::Lacks("cuGetProcAddress"))?;
+        let address = symbol("cuGetProcAddress").ok_or(UnusableLibrary::Lacks("cuGetProcAddress"))?;
         // SAFETY: cuda.h of CUDA 11.3 has this type for cuGetProcAddress.
         Ok(Lookup::First(
-            unsafe { std::mem::transmute::<*mut c_void, First>(address) },
+            unsafe { std::mem::transmute::<*mut c_void, OldGetProcAddress>(address) },
             wanted,
         ))
     }
@@ -245,7 +247,7 @@ macro_rules! written {
     }};
 }
 
-impl Driver for Cuda {
+impl Driver for CudaDriver {
     fn init(&self) -> Result<()> {
         // SAFETY: it takes a number.
         check("cuInit", unsafe { (self.functions.init)(0) })
@@ -284,15 +286,15 @@ impl Driver for Cuda {
         Ok(written!(self.total = "cuDeviceTotalMem_v2", 0, device) as u64)
     }
 
-    fn retain(&self, device: i32) -> Result<Handle> {
+    fn retain(&self, device: i32) -> Result<DriverHandle> {
         let context = written!(self.retain = "cuDevicePrimaryCtxRetain", ptr::null_mut(), device);
-        Ok(self.keep(Kind::Context, context))
+        Ok(self.keep(HandleMeaning::Context, context))
     }
 
     fn release(&self, device: i32) -> Result<()> {
         // Page-locked memory would be gone with the context, while somebody still has it.
         if !self.pinned.borrow().is_empty() {
-            return Err(Failure::new("cuDevicePrimaryCtxRelease_v2", Code::INVALID_HANDLE));
+            return Err(CallFailure::new("cuDevicePrimaryCtxRelease_v2", CudaCode::INVALID_HANDLE));
         }
         // What was in the context is gone with it.
         self.handles.borrow_mut().iter_mut().for_each(|handle| *handle = None);
@@ -300,8 +302,8 @@ impl Driver for Cuda {
         check("cuDevicePrimaryCtxRelease_v2", unsafe { (self.functions.release)(device) })
     }
 
-    fn enter(&self, context: Handle) -> Result<()> {
-        let context = self.pointer("cuCtxSetCurrent", context, Kind::Context)?;
+    fn enter(&self, context: DriverHandle) -> Result<()> {
+        let context = self.pointer("cuCtxSetCurrent", context, HandleMeaning::Context)?;
         // SAFETY: the driver returned the context, and it was not released.
         check("cuCtxSetCurrent", unsafe { (self.functions.enter)(context) })
     }
@@ -315,11 +317,11 @@ impl Driver for Cuda {
         Ok((free as u64, total as u64))
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Address> {
+    fn allocate(&self, bytes: u64) -> Result<GpuAddress> {
         Ok(written!(self.allocate = "cuMemAlloc_v2", 0, bytes as usize))
     }
 
-    fn free(&self, address: Address) -> Result<()> {
+    fn free(&self, address: GpuAddress) -> Result<()> {
         // SAFETY: the driver returns an error for what is not the start of an allocation.
         check("cuMemFree_v2", unsafe { (self.functions.free)(address) })
     }
@@ -329,7 +331,7 @@ impl Driver for Cuda {
         // SAFETY: the driver allotted these bytes.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
         self.pinned.borrow_mut().push(at);
-        Ok(Box::new(Locked { at: at.cast(), bytes }))
+        Ok(Box::new(PinnedMemory { at: at.cast(), bytes }))
     }
 
     fn free_pinned(&self, memory: Pinned) -> Result<()> {
@@ -337,43 +339,43 @@ impl Driver for Cuda {
         drop(memory);
         let mut pinned = self.pinned.borrow_mut();
         let known = pinned.iter().position(|known| *known == at);
-        let known = known.ok_or(Failure::new("cuMemFreeHost", Code::INVALID_HANDLE))?;
+        let known = known.ok_or(CallFailure::new("cuMemFreeHost", CudaCode::INVALID_HANDLE))?;
         pinned.swap_remove(known);
         // SAFETY: the driver allotted the memory at this address, and nothing refers to it any more.
         check("cuMemFreeHost", unsafe { (self.functions.free_pinned)(at) })
     }
 
-    fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
+    fn upload(&self, to: GpuAddress, from: &[u8]) -> Result<()> {
         // SAFETY: that many bytes can be read. The driver returns an error for a place that is not in an allocation.
         check("cuMemcpyHtoD_v2", unsafe {
             (self.functions.upload)(to, from.as_ptr().cast(), from.len())
         })
     }
 
-    fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
+    fn download(&self, to: &mut [u8], from: GpuAddress) -> Result<()> {
         // SAFETY: that many bytes can be written, and the call returns after they were. The driver checks the address.
         check("cuMemcpyDtoH_v2", unsafe {
             (self.functions.download)(to.as_mut_ptr().cast(), from, to.len())
         })
     }
 
-    fn copy(&self, to: Address, from: Address, bytes: u64, stream: Handle) -> Result<()> {
-        let stream = self.pointer("cuMemcpyDtoDAsync_v2", stream, Kind::Stream)?;
+    fn copy(&self, to: GpuAddress, from: GpuAddress, bytes: u64, stream: DriverHandle) -> Result<()> {
+        let stream = self.pointer("cuMemcpyDtoDAsync_v2", stream, HandleMeaning::Stream)?;
         // SAFETY: the stream is valid; the addresses come from `allocate`, which returns memory of the GPU.
         check("cuMemcpyDtoDAsync_v2", unsafe {
             (self.functions.copy)(to, from, bytes as usize, stream)
         })
     }
 
-    fn set(&self, to: Address, value: u8, bytes: u64) -> Result<()> {
+    fn set(&self, to: GpuAddress, value: u8, bytes: u64) -> Result<()> {
         // SAFETY: the address comes from `allocate`, which returns memory of the GPU.
         check("cuMemsetD8_v2", unsafe { (self.functions.set)(to, value, bytes as usize) })
     }
 
-    fn load(&self, text: Text) -> Result<Handle> {
-        let failure = |code, log| Failure {
+    fn load(&self, text: ModuleText) -> Result<DriverHandle> {
+        let failure = |code, log| CallFailure {
             log,
-            ..Failure::new("cuModuleLoadDataEx", Code(code))
+            ..CallFailure::new("cuModuleLoadDataEx", CudaCode(code))
         };
         let Ok(ptx) = CString::new(text.ptx()) else {
             return Err(failure(200, String::new()));
@@ -396,30 +398,32 @@ impl Driver for Cuda {
             let said = |log: &[u8]| String::from_utf8_lossy(log.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned();
             return Err(failure(code, format!("{} {}", said(&error), said(&info)).trim().to_owned()));
         }
-        Ok(self.keep(Kind::Module(text), module))
+        Ok(self.keep(HandleMeaning::Module(text), module))
     }
 
-    fn function(&self, module: Handle, name: &'static str) -> Result<Handle> {
+    fn function(&self, module: DriverHandle, name: &'static str) -> Result<DriverHandle> {
         const CALL: &str = "cuModuleGetFunction";
-        let (Kind::Module(text), pointer) = self.get(CALL, module)? else {
-            return Err(Failure::new(CALL, Code::INVALID_HANDLE));
+        let (HandleMeaning::Module(text), pointer) = self.get(CALL, module)? else {
+            return Err(CallFailure::new(CALL, CudaCode::INVALID_HANDLE));
         };
-        let symbol = CString::new(name).map_err(|_| Failure::new(CALL, Code(500)))?;
+        let symbol = CString::new(name).map_err(|_| CallFailure::new(CALL, CudaCode(500)))?;
         let mut function = ptr::null_mut();
         // SAFETY: the place for the result and the module are valid, and the name ends with a zero byte.
         check(CALL, unsafe {
             (self.functions.function)(&raw mut function, pointer, symbol.as_ptr())
         })?;
-        Ok(self.keep(Kind::Function(text, name), function))
+        Ok(self.keep(HandleMeaning::Function(text, name), function))
     }
 
-    fn unload(&self, module: Handle) -> Result<()> {
-        let (Kind::Module(text), pointer) = self.get("cuModuleUnload", module)? else {
-            return Err(Failure::new("cuModuleUnload", Code::INVALID_HANDLE));
+    fn unload(&self, module: DriverHandle) -> Result<()> {
+        let (HandleMeaning::Module(text), pointer) = self.get("cuModuleUnload", module)? else {
+            return Err(CallFailure::new("cuModuleUnload", CudaCode::INVALID_HANDLE));
         };
         // Its functions are gone with it.
         for handle in self.handles.borrow_mut().iter_mut() {
-            if handle.is_some_and(|(kind, _)| kind == Kind::Module(text) || matches!(kind, Kind::Function(of, _) if of == text)) {
+            if handle.is_some_and(|(kind, _)| {
+                kind == HandleMeaning::Module(text) || matches!(kind, HandleMeaning::Function(of, _) if of == text)
+            }) {
                 *handle = None;
             }
         }
@@ -427,21 +431,21 @@ impl Driver for Cuda {
         check("cuModuleUnload", unsafe { (self.functions.unload)(pointer) })
     }
 
-    fn launch(&self, function: Handle, grid: Grid, arguments: &[Argument], stream: Handle) -> Result<()> {
+    fn launch(&self, function: DriverHandle, grid: Grid, arguments: &[KernelArgument], stream: DriverHandle) -> Result<()> {
         const CALL: &str = "cuLaunchKernel";
-        let (Kind::Function(text, name), pointer) = self.get(CALL, function)? else {
-            return Err(Failure::new(CALL, Code::INVALID_HANDLE));
+        let (HandleMeaning::Function(text, name), pointer) = self.get(CALL, function)? else {
+            return Err(CallFailure::new(CALL, CudaCode::INVALID_HANDLE));
         };
         if !agrees(text.ptx(), name, arguments) {
-            return Err(Failure::new(CALL, Code(1)));
+            return Err(CallFailure::new(CALL, CudaCode(1)));
         }
-        let stream = self.pointer(CALL, stream, Kind::Stream)?;
+        let stream = self.pointer(CALL, stream, HandleMeaning::Stream)?;
         // The first bytes of a little-endian number are its low half.
         let mut values: Vec<u64> = arguments
             .iter()
             .map(|argument| match argument {
-                Argument::U32(number) => u64::from(*number),
-                Argument::U64(number) => *number,
+                KernelArgument::U32(number) => u64::from(*number),
+                KernelArgument::U64(number) => *number,
             })
             .collect();
         let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| ptr::from_mut(value).cast()).collect();
@@ -466,32 +470,32 @@ impl Driver for Cuda {
         check(CALL, code)
     }
 
-    fn stream(&self) -> Result<Handle> {
+    fn stream(&self) -> Result<DriverHandle> {
         let stream = written!(self.stream = "cuStreamCreate", ptr::null_mut(), 0);
-        Ok(self.keep(Kind::Stream, stream))
+        Ok(self.keep(HandleMeaning::Stream, stream))
     }
 
-    fn wait(&self, stream: Handle) -> Result<()> {
-        let stream = self.pointer("cuStreamSynchronize", stream, Kind::Stream)?;
+    fn wait(&self, stream: DriverHandle) -> Result<()> {
+        let stream = self.pointer("cuStreamSynchronize", stream, HandleMeaning::Stream)?;
         // SAFETY: the stream is valid.
         check("cuStreamSynchronize", unsafe { (self.functions.wait)(stream) })
     }
 
-    fn event(&self) -> Result<Handle> {
+    fn event(&self) -> Result<DriverHandle> {
         let event = written!(self.event = "cuEventCreate", ptr::null_mut(), 0);
-        Ok(self.keep(Kind::Event, event))
+        Ok(self.keep(HandleMeaning::Event, event))
     }
 
-    fn record(&self, event: Handle, stream: Handle) -> Result<()> {
-        let event = self.pointer("cuEventRecord", event, Kind::Event)?;
-        let stream = self.pointer("cuEventRecord", stream, Kind::Stream)?;
+    fn record(&self, event: DriverHandle, stream: DriverHandle) -> Result<()> {
+        let event = self.pointer("cuEventRecord", event, HandleMeaning::Event)?;
+        let stream = self.pointer("cuEventRecord", stream, HandleMeaning::Stream)?;
         // SAFETY: both are valid.
         check("cuEventRecord", unsafe { (self.functions.record)(event, stream) })
     }
 
-    fn elapsed(&self, start: Handle, end: Handle) -> Result<f32> {
-        let start = self.pointer("cuEventElapsedTime", start, Kind::Event)?;
-        let end = self.pointer("cuEventElapsedTime", end, Kind::Event)?;
+    fn elapsed(&self, start: DriverHandle, end: DriverHandle) -> Result<f32> {
+        let start = self.pointer("cuEventElapsedTime", start, HandleMeaning::Event)?;
+        let end = self.pointer("cuEventElapsedTime", end, HandleMeaning::Event)?;
         let mut time = 0.0;
         // SAFETY: the place for the result and both events are valid.
         check("cuEventElapsedTime", unsafe {

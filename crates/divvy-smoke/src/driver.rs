@@ -4,27 +4,27 @@ use std::ops::DerefMut;
 
 /// A `CUresult` (cuda.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Code(pub i32);
+pub struct CudaCode(pub i32);
 
-impl Code {
-    pub const OUT_OF_MEMORY: Code = Code(2);
-    pub const NO_DEVICE: Code = Code(100);
-    pub const INVALID_HANDLE: Code = Code(400);
+impl CudaCode {
+    pub const OUT_OF_MEMORY: CudaCode = CudaCode(2);
+    pub const NO_DEVICE: CudaCode = CudaCode(100);
+    pub const INVALID_HANDLE: CudaCode = CudaCode(400);
 }
 
 /// A call that returned an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct CallFailure {
     /// The function's symbol, such as `cuMemAlloc_v2`.
     pub call: &'static str,
-    pub code: Code,
+    pub code: CudaCode,
     /// What the driver's compiler said.
     pub log: String,
 }
 
-impl Failure {
-    pub fn new(call: &'static str, code: Code) -> Failure {
-        Failure {
+impl CallFailure {
+    pub fn new(call: &'static str, code: CudaCode) -> CallFailure {
+        CallFailure {
             call,
             code,
             log: String::new(),
@@ -32,40 +32,40 @@ impl Failure {
     }
 }
 
-pub type Result<T> = std::result::Result<T, Failure>;
+pub type Result<T> = std::result::Result<T, CallFailure>;
 
 /// A context, module, function, stream, or event of the driver. Only the driver that returned it knows what it means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Handle(pub usize);
+pub struct DriverHandle(pub usize);
 
 /// An address in the GPU's memory.
-pub type Address = u64;
+pub type GpuAddress = u64;
 
 /// Page-locked memory of the host.
 pub type Pinned = Box<dyn DerefMut<Target = [u8]>>;
 
 /// The texts that the program brings along. No other text is given to the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Text {
+pub enum ModuleText {
     /// The kernels for every GPU.
     Smoke,
     /// The kernel for tensor cores.
     Tensor,
 }
 
-impl Text {
+impl ModuleText {
     /// Return the PTX, without comments.
     pub fn ptx(self) -> &'static str {
         match self {
-            Text::Smoke => include_str!(concat!(env!("OUT_DIR"), "/smoke.ptx")),
-            Text::Tensor => include_str!(concat!(env!("OUT_DIR"), "/tensor.ptx")),
+            ModuleText::Smoke => include_str!(concat!(env!("OUT_DIR"), "/smoke.ptx")),
+            ModuleText::Tensor => include_str!(concat!(env!("OUT_DIR"), "/tensor.ptx")),
         }
     }
 }
 
 /// An argument of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Argument {
+pub enum KernelArgument {
     U32(u32),
     U64(u64),
 }
@@ -115,40 +115,40 @@ driver! {
     /// Return a GPU's memory in bytes.
     fn total(device: i32) -> u64 = "cuDeviceTotalMem_v2";
     /// Make a GPU's primary context.
-    fn retain(device: i32) -> Handle = "cuDevicePrimaryCtxRetain";
+    fn retain(device: i32) -> DriverHandle = "cuDevicePrimaryCtxRetain";
     fn release(device: i32) -> () = "cuDevicePrimaryCtxRelease_v2";
     /// Use a context in this thread.
-    fn enter(context: Handle) -> () = "cuCtxSetCurrent";
+    fn enter(context: DriverHandle) -> () = "cuCtxSetCurrent";
     /// Return how many bytes are free, and how many there are.
     fn memory() -> (u64, u64) = "cuMemGetInfo_v2";
-    fn allocate(bytes: u64) -> Address = "cuMemAlloc_v2";
-    fn free(address: Address) -> () = "cuMemFree_v2";
+    fn allocate(bytes: u64) -> GpuAddress = "cuMemAlloc_v2";
+    fn free(address: GpuAddress) -> () = "cuMemFree_v2";
     fn allocate_pinned(bytes: usize) -> Pinned = "cuMemAllocHost_v2";
     fn free_pinned(memory: Pinned) -> () = "cuMemFreeHost";
-    fn upload(to: Address, from: &[u8]) -> () = "cuMemcpyHtoD_v2";
-    fn download(to: &mut [u8], from: Address) -> () = "cuMemcpyDtoH_v2";
+    fn upload(to: GpuAddress, from: &[u8]) -> () = "cuMemcpyHtoD_v2";
+    fn download(to: &mut [u8], from: GpuAddress) -> () = "cuMemcpyDtoH_v2";
     /// Copy within the GPU, in a stream.
-    fn copy(to: Address, from: Address, bytes: u64, stream: Handle) -> () = "cuMemcpyDtoDAsync_v2";
+    fn copy(to: GpuAddress, from: GpuAddress, bytes: u64, stream: DriverHandle) -> () = "cuMemcpyDtoDAsync_v2";
     /// Set bytes to a value.
-    fn set(to: Address, value: u8, bytes: u64) -> () = "cuMemsetD8_v2";
+    fn set(to: GpuAddress, value: u8, bytes: u64) -> () = "cuMemsetD8_v2";
     /// Compile one of the program's texts.
-    fn load(text: Text) -> Handle = "cuModuleLoadDataEx";
-    fn function(module: Handle, name: &'static str) -> Handle = "cuModuleGetFunction";
-    fn unload(module: Handle) -> () = "cuModuleUnload";
-    fn launch(function: Handle, grid: Grid, arguments: &[Argument], stream: Handle) -> () = "cuLaunchKernel";
-    fn stream() -> Handle = "cuStreamCreate";
-    fn wait(stream: Handle) -> () = "cuStreamSynchronize";
-    fn event() -> Handle = "cuEventCreate";
-    fn record(event: Handle, stream: Handle) -> () = "cuEventRecord";
+    fn load(text: ModuleText) -> DriverHandle = "cuModuleLoadDataEx";
+    fn function(module: DriverHandle, name: &'static str) -> DriverHandle = "cuModuleGetFunction";
+    fn unload(module: DriverHandle) -> () = "cuModuleUnload";
+    fn launch(function: DriverHandle, grid: Grid, arguments: &[KernelArgument], stream: DriverHandle) -> () = "cuLaunchKernel";
+    fn stream() -> DriverHandle = "cuStreamCreate";
+    fn wait(stream: DriverHandle) -> () = "cuStreamSynchronize";
+    fn event() -> DriverHandle = "cuEventCreate";
+    fn record(event: DriverHandle, stream: DriverHandle) -> () = "cuEventRecord";
     /// Return the time between two events, in milliseconds.
-    fn elapsed(start: Handle, end: Handle) -> f32 = "cuEventElapsedTime";
+    fn elapsed(start: DriverHandle, end: DriverHandle) -> f32 = "cuEventElapsedTime";
     fn synchronize() -> () = "cuCtxSynchronize";
 }
 
 /// Report whether a kernel's arguments are those that its text declares, in order and size.
 ///
 /// A driver reads as many bytes as the text declares, so fewer arguments would be read from elsewhere.
-pub fn agrees(text: &str, kernel: &str, arguments: &[Argument]) -> bool {
+pub fn agrees(text: &str, kernel: &str, arguments: &[KernelArgument]) -> bool {
     let start = format!(".entry {kernel}(");
     let Some((_, rest)) = text.split_once(&start) else {
         return false;
@@ -160,8 +160,8 @@ pub fn agrees(text: &str, kernel: &str, arguments: &[Argument]) -> bool {
         .split(',')
         .map(|line| line.split_whitespace().nth(1).unwrap_or_default());
     let given = arguments.iter().map(|argument| match argument {
-        Argument::U32(_) => ".u32",
-        Argument::U64(_) => ".u64",
+        KernelArgument::U32(_) => ".u32",
+        KernelArgument::U64(_) => ".u64",
     });
     declared.eq(given)
 }

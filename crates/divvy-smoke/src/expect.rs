@@ -2,7 +2,7 @@
 
 /// The values with which memory is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pattern {
+pub(crate) struct MemoryPattern {
     pub(crate) name: &'static str,
     /// The kernel's argument `kind`.
     pub(crate) kind: u32,
@@ -10,30 +10,30 @@ pub(crate) struct Pattern {
 }
 
 /// The passes over the memory. Each bit is 0 in one pass and 1 in another, and each word differs from the others in two.
-pub(crate) const PATTERNS: [Pattern; 4] = [
-    Pattern {
+pub(crate) const PATTERNS: [MemoryPattern; 4] = [
+    MemoryPattern {
         name: "zeros",
         kind: 0,
         seed: 0,
     },
-    Pattern {
+    MemoryPattern {
         name: "ones",
         kind: 0,
         seed: u32::MAX,
     },
-    Pattern {
+    MemoryPattern {
         name: "addresses",
         kind: 1,
         seed: 0x5A5A_5A5A,
     },
-    Pattern {
+    MemoryPattern {
         name: "xorshift",
         kind: 2,
         seed: 0x9E37_79B9,
     },
 ];
 
-impl Pattern {
+impl MemoryPattern {
     /// Return word `index`, as the kernels `fill` and `check` compute it.
     pub(crate) fn word(self, index: u64) -> u32 {
         let low = index as u32;
@@ -77,7 +77,7 @@ pub(crate) fn vector(i: u32) -> [f32; 3] {
 
 /// Two matrices whose product has a closed form: a(i, k) = row(i) + inner_a(k), b(k, j) = column(j) + inner_b(k).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Product {
+pub(crate) struct MatrixProduct {
     rows: u64,
     /// The factors by which the numbers are larger than the smallest ones.
     scale: u64,
@@ -86,21 +86,21 @@ pub(crate) struct Product {
     sum_ab: u64,
 }
 
-impl Product {
+impl MatrixProduct {
     /// The product for f32: no sum exceeds 2^24, in whatever order it is made.
-    pub(crate) fn of_f32(rows: u32) -> Product {
-        Product::new(rows, 1)
+    pub(crate) fn of_f32(rows: u32) -> MatrixProduct {
+        MatrixProduct::new(rows, 1)
     }
 
     /// The product for f64: the sums exceed 2^24, so that f32 would not hold them, and stay below 2^53.
-    pub(crate) fn of_f64(rows: u32) -> Product {
-        Product::new(rows, 100_003)
+    pub(crate) fn of_f64(rows: u32) -> MatrixProduct {
+        MatrixProduct::new(rows, 100_003)
     }
 
-    fn new(rows: u32, scale: u64) -> Product {
+    fn new(rows: u32, scale: u64) -> MatrixProduct {
         let rows = u64::from(rows);
         let sum = |of: &dyn Fn(u64) -> u64| (0..rows).map(of).sum::<u64>();
-        Product {
+        MatrixProduct {
             rows,
             scale,
             sum_a: sum(&inner_a),
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn the_closed_form_is_the_sum_and_every_number_is_exact() {
         for (product, limit) in [
-            (Product::of_f32(1024), 1_u64 << 24),
-            (Product::of_f32(48), 1 << 24),
-            (Product::of_f64(64), 1 << 53),
+            (MatrixProduct::of_f32(1024), 1_u64 << 24),
+            (MatrixProduct::of_f32(48), 1 << 24),
+            (MatrixProduct::of_f64(64), 1 << 53),
         ] {
             for (i, j) in [(0, 0), (1, 0), (0, 1), (6, 10), (5, 9), (product.rows - 1, product.rows - 1)] {
                 let sum: u64 = (0..product.rows).map(|k| product.a(i, k) * product.b(k, j)).sum();
@@ -169,12 +169,12 @@ mod tests {
                 assert!(sum < limit);
             }
         }
-        assert!(Product::of_f64(64).c(6, 10) > 1 << 24, "f32 must not be enough");
+        assert!(MatrixProduct::of_f64(64).c(6, 10) > 1 << 24, "f32 must not be enough");
     }
 
     #[test]
     fn a_transposed_product_is_another_one() {
-        let product = Product::of_f32(32);
+        let product = MatrixProduct::of_f32(32);
         let transposed = (0..32).flat_map(|i| (0..32).map(move |j| (i, j)));
         assert!(transposed.filter(|(i, j)| product.c(*i, *j) != product.c(*j, *i)).count() > 500);
     }

@@ -34,7 +34,7 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
 /// Why a file cannot be the driver's library.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum UnfitLibrary {
     #[error("it is a stub for linking")]
     Stub,
     #[error("the link leads nowhere")]
@@ -73,32 +73,32 @@ pub(crate) fn library(directories: &[PathBuf]) -> (Option<PathBuf>, Vec<String>)
 }
 
 /// Report whether a file exists. Fail if it cannot be the driver's library.
-fn usable(file: &Path) -> Result<bool, Unusable> {
+fn usable(file: &Path) -> Result<bool, UnfitLibrary> {
     if file.parent().is_some_and(|directory| directory.ends_with("stubs")) && file.exists() {
-        return Err(Unusable::Stub);
+        return Err(UnfitLibrary::Stub);
     }
     let mut head = [0; 20];
     let opened = match File::open(file) {
         Ok(mut opened) => opened.read_exact(&mut head),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !file.is_symlink() => return Ok(false),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Unusable::BrokenLink),
-        Err(error) => return Err(Unusable::Unreadable(error)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(UnfitLibrary::BrokenLink),
+        Err(error) => return Err(UnfitLibrary::Unreadable(error)),
     };
     if opened.is_err() || !head.starts_with(b"\x7fELF") {
-        return Err(Unusable::NoLibrary);
+        return Err(UnfitLibrary::NoLibrary);
     }
     if head[4] != 2 {
-        return Err(Unusable::Bits32);
+        return Err(UnfitLibrary::Bits32);
     }
     match u16::from_le_bytes([head[18], head[19]]) {
         MACHINE => Ok(true),
-        other => Err(Unusable::OtherMachine(other)),
+        other => Err(UnfitLibrary::OtherMachine(other)),
     }
 }
 
 /// How to start this program again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Start {
+pub(crate) struct StartCommand {
     pub(crate) program: PathBuf,
     /// The arguments before those of this program.
     pub(crate) arguments: Vec<OsString>,
@@ -115,8 +115,8 @@ pub(crate) fn start(
     root: &Path,
     library: &Path,
     library_path: Option<&OsStr>,
-    runs: impl FnOnce(&Start) -> bool,
-) -> Start {
+    runs: impl FnOnce(&StartCommand) -> bool,
+) -> StartCommand {
     let own = program.parent().unwrap_or(Path::new("/"));
     let existing = |loader: PathBuf| loader.exists().then_some(loader);
     let carried = Path::new(LOADER).file_name().and_then(|name| existing(own.join(name)));
@@ -139,7 +139,7 @@ fn with_loader(
     carried: Option<&Path>,
     library: &Path,
     library_path: Option<&OsStr>,
-) -> Start {
+) -> StartCommand {
     let named = library_path.map(std::env::split_paths).into_iter().flatten();
     let own = carried.map(Path::to_owned).into_iter();
     let paths = own.chain(library.parent().map(Path::to_owned)).chain(named);
@@ -151,12 +151,12 @@ fn with_loader(
         path.push(part);
     }
     match loader {
-        Some(loader) => Start {
+        Some(loader) => StartCommand {
             arguments: vec!["--library-path".into(), path, program.into()],
             program: loader,
             library_path: None,
         },
-        None => Start {
+        None => StartCommand {
             program: program.to_owned(),
             arguments: Vec::new(),
             library_path: Some(path),
@@ -242,13 +242,13 @@ mod tests {
         let (bin, library) = (root.path().join("bin"), Path::new("/usr/lib64/libcuda.so.1"));
         let program = bin.join("divvy-smoke");
         let named = Some(OsStr::new("/a::/b"));
-        let never = |start: &Start| -> bool { panic!("there is no choice: {start:?}") };
+        let never = |start: &StartCommand| -> bool { panic!("there is no choice: {start:?}") };
         let without = start(&program, root.path(), library, named, never);
         assert_eq!(
             (without.program, without.library_path),
             (program.clone(), Some("/usr/lib64:/a:/b".into()))
         );
-        let with = |loader: &Path, path: &str| Start {
+        let with = |loader: &Path, path: &str| StartCommand {
             program: loader.to_owned(),
             arguments: vec!["--library-path".into(), path.into(), program.clone().into()],
             library_path: None,

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::find::SONAME;
-use crate::steps::share::Grant;
-use crate::steps::{Outcome, Problem};
+use crate::steps::share::GivenShare;
+use crate::steps::{StepOutcome, StepProblem};
 
 /// NVIDIA's runtime takes the GPUs from it.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -19,16 +19,16 @@ const DEVICES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0",
 const AMD: &str = "/dev/kfd";
 
 /// A name and a value.
-type Variable = (&'static str, String);
+type GivenVariable = (&'static str, String);
 
 /// Return the variables that say something about GPUs.
-pub(crate) fn variables() -> Vec<Variable> {
+pub(crate) fn variables() -> Vec<GivenVariable> {
     let value = |name: &'static str| Some((name, std::env::var(name).ok()?));
     [VISIBLE, UNITS, ALL_UNITS].into_iter().filter_map(value).collect()
 }
 
 /// Return what the variables say.
-pub(crate) fn grant(variables: &[Variable]) -> Grant {
+pub(crate) fn grant(variables: &[GivenVariable]) -> GivenShare {
     let value = |name: &str| {
         variables
             .iter()
@@ -37,7 +37,7 @@ pub(crate) fn grant(variables: &[Variable]) -> Grant {
     let number = |name: &str| value(name)?.parse::<u64>().ok().filter(|units| *units > 0);
     let visible = value(VISIBLE).unwrap_or_default().split(',').map(str::trim);
     let uuids = visible.filter(|entry| entry.len() == 40 && (entry.starts_with("GPU-") || entry.starts_with("MIG-")));
-    Grant {
+    GivenShare {
         uuids: uuids.map(str::to_owned).collect(),
         units: number(UNITS).zip(number(ALL_UNITS)),
     }
@@ -59,8 +59,8 @@ impl Signs {
         Signs::of(&variables(), &|path| Path::new(path).exists())
     }
 
-    fn of(variables: &[Variable], exists: &dyn Fn(&str) -> bool) -> Signs {
-        let names_gpus = |(name, value): &Variable| {
+    fn of(variables: &[GivenVariable], exists: &dyn Fn(&str) -> bool) -> Signs {
+        let names_gpus = |(name, value): &GivenVariable| {
             let is_none = *name == VISIBLE && matches!(value.as_str(), "" | "void" | "none");
             (!is_none).then_some(*name)
         };
@@ -73,7 +73,7 @@ impl Signs {
 }
 
 /// Return the result of S01 if there is no driver's library: a failure where a GPU was given, and otherwise nothing to try.
-pub(crate) fn no_library(signs: &Signs, refused: &[String]) -> Outcome {
+pub(crate) fn no_library(signs: &Signs, refused: &[String]) -> StepOutcome {
     let refused = if refused.is_empty() {
         String::new()
     } else {
@@ -84,12 +84,12 @@ pub(crate) fn no_library(signs: &Signs, refused: &[String]) -> Outcome {
     if given.is_empty() {
         let amd =
             "; there is an AMD GPU (/dev/kfd), for which there are no steps: its driver compiles no text without a toolchain";
-        return Err(Problem::Skip(format!(
+        return Err(StepProblem::Skip(format!(
             "no GPU of NVIDIA was given: {found}{}",
             if signs.amd { amd } else { "" }
         )));
     }
-    Err(Problem::finding(
+    Err(StepProblem::finding(
         format!("{found}, although there is {}", given.join(", ")),
         "no program in this container can use CUDA",
         "put the driver's libraries into the container: by CDI (docs/cdi.md), or by NVIDIA's runtime with the capability compute",
@@ -142,10 +142,10 @@ mod tests {
         ];
         for (variables, exists, fails, part) in table {
             match no_library(&Signs::of(variables, exists), &["/x: it has 32 bits".to_owned()]) {
-                Err(Problem::Finding(finding)) => {
+                Err(StepProblem::Finding(finding)) => {
                     assert!(fails && finding.found.contains(part) && finding.found.contains("(/x: it has 32 bits)"))
                 }
-                Err(Problem::Skip(reason)) => assert!(!fails && reason.contains(part), "{reason}"),
+                Err(StepProblem::Skip(reason)) => assert!(!fails && reason.contains(part), "{reason}"),
                 other => panic!("{other:?}"),
             }
         }

@@ -8,14 +8,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use divvy_smoke_report::{Gpu, Id};
+use divvy_smoke_report::{StepId, TestedGpu};
 use rustix::io::pread;
 
-use crate::codes::Finding;
+use crate::codes::StepFinding;
 use crate::lines;
 use crate::page;
 use crate::run::Message;
-use crate::steps::{Outcome, Problem};
+use crate::steps::{StepOutcome, StepProblem};
 use judge::Heard;
 
 /// The time that the probe has at the end, even if the steps have taken all of the time. Together with the time that a killed child has
@@ -31,12 +31,12 @@ pub(crate) fn find(program: &Path) -> Option<PathBuf> {
 }
 
 /// The reason why the step is skipped without a GPU.
-pub(crate) fn no_gpu() -> Problem {
-    Problem::Skip(format!("no GPU was found in {}", Id::S01.word()))
+pub(crate) fn no_gpu() -> StepProblem {
+    StepProblem::Skip(format!("no GPU was found in {}", StepId::S01.word()))
 }
 
 /// The probe, which runs while the steps do; or why it does not run.
-pub(crate) struct Watch(Result<Probe, NoProbe>);
+pub(crate) struct HealthWatch(Result<RunningProbe, NoProbe>);
 
 /// Why the probe does not run.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ enum NoProbe {
     NoOutput,
 }
 
-struct Probe {
+struct RunningProbe {
     child: Child,
     /// The lines that it prints.
     lines: Receiver<Message>,
@@ -60,11 +60,11 @@ struct Probe {
     malformed: Option<String>,
 }
 
-impl Watch {
+impl HealthWatch {
     /// Start the probe, and wait for the state before the run for at most so long. If it comes later, it is read later.
-    pub(crate) fn start(probe: Option<&Path>, most: Duration) -> Watch {
+    pub(crate) fn start(probe: Option<&Path>, most: Duration) -> HealthWatch {
         let probe = probe.ok_or(NoProbe::Missing);
-        let mut watch = Watch(probe.and_then(Probe::start));
+        let mut watch = HealthWatch(probe.and_then(RunningProbe::start));
         if let Ok(probe) = &mut watch.0 {
             probe.listen(Instant::now() + most, |heard| heard.before.is_some());
         }
@@ -72,16 +72,16 @@ impl Watch {
     }
 
     /// Ask for the state after the run, and judge what was heard. This waits for the time that is left, and [`GRACE`] at least.
-    pub(crate) fn end(self, gpu: Option<&Gpu>, left: Duration) -> Outcome {
+    pub(crate) fn end(self, gpu: Option<&TestedGpu>, left: Duration) -> StepOutcome {
         let gpu = gpu.ok_or_else(no_gpu)?;
-        let mut probe = self.0.map_err(|error| Problem::Skip(error.to_string()))?;
+        let mut probe = self.0.map_err(|error| StepProblem::Skip(error.to_string()))?;
         let deadline = Instant::now() + left.max(GRACE);
         // At this end of file it reads the state again, and ends.
         drop(probe.child.stdin.take());
         let is_whole = probe.listen(deadline, |_| false);
         let status = if is_whole { probe.wait(deadline) } else { None };
         if let Some(error) = &probe.malformed {
-            return Err(Problem::Skip(format!("divvy-probe gave no snapshot: {error}")));
+            return Err(StepProblem::Skip(format!("divvy-probe gave no snapshot: {error}")));
         }
         let Some(status) = status else {
             return probe.late(gpu, left);
@@ -93,31 +93,31 @@ impl Watch {
         let reason = said.lines().last().unwrap_or_default().trim_start_matches("divvy-probe: ");
         match (status.code(), &probe.heard.before) {
             (Some(HUNG), _) => Err(hangs(format!("divvy-probe has ended: {reason}"))),
-            (Some(_), None) => Err(Problem::Skip(format!("divvy-probe finds nothing here: {reason}"))),
-            (Some(_), Some(_)) => Err(Problem::Finding(Finding {
+            (Some(_), None) => Err(StepProblem::Skip(format!("divvy-probe finds nothing here: {reason}"))),
+            (Some(_), Some(_)) => Err(StepProblem::Finding(StepFinding {
                 gpu_at_fault: reason.ends_with("(gpu_lost)"),
-                ..Finding::new(
+                ..StepFinding::new(
                     format!("the driver answered before the run, and after it: {reason}"),
                     "nothing on the node can query its GPUs",
                     "nvidia-smi -L shows whether the driver answers other programs; look for an XID in the node's kernel log (dmesg | grep NVRM)",
                 )
             })),
-            (None, _) => Err(Problem::Skip(format!("divvy-probe was ended: {status}"))),
+            (None, _) => Err(StepProblem::Skip(format!("divvy-probe was ended: {status}"))),
         }
     }
 }
 
 /// A driver that does not answer the probe.
-fn hangs(found: String) -> Problem {
-    Problem::Finding(Finding::of_gpu(
+fn hangs(found: String) -> StepProblem {
+    StepProblem::Finding(StepFinding::of_gpu(
         found,
         "the driver hangs, so nothing on the node can query its GPUs",
         "nvidia-smi -L shows whether the driver answers other programs; reboot the node if it does not",
     ))
 }
 
-impl Probe {
-    fn start(program: &Path) -> Result<Probe, NoProbe> {
+impl RunningProbe {
+    fn start(program: &Path) -> Result<RunningProbe, NoProbe> {
         let said = page::make().ok();
         let mut command = Command::new(program);
         command.args(["--watch", "--watchdog", "5"]);
@@ -129,7 +129,7 @@ impl Probe {
         let mut child = command.spawn()?;
         let output = child.stdout.take().ok_or(NoProbe::NoOutput)?;
         let message = |line: &[u8]| Some(Message::Line(String::from_utf8_lossy(line).into_owned()));
-        Ok(Probe {
+        Ok(RunningProbe {
             child,
             lines: lines::read(output, message),
             said,
@@ -173,18 +173,18 @@ impl Probe {
     }
 
     /// Judge what was heard of a probe that did not end in time.
-    fn late(&self, gpu: &Gpu, left: Duration) -> Outcome {
+    fn late(&self, gpu: &TestedGpu, left: Duration) -> StepOutcome {
         let judged = self.heard.before.is_some().then(|| self.heard.judge(gpu));
         match judged {
-            Some(Err(Problem::Finding(finding))) => Err(Problem::Finding(finding)),
+            Some(Err(StepProblem::Finding(finding))) => Err(StepProblem::Finding(finding)),
             _ if left >= GRACE => Err(hangs("divvy-probe did not answer in time".to_owned())),
             Some(Ok(done)) if done.warning.is_some() => Ok(done),
-            _ => Err(Problem::Skip("no time was left".to_owned())),
+            _ => Err(StepProblem::Skip("no time was left".to_owned())),
         }
     }
 }
 
-impl Drop for Probe {
+impl Drop for RunningProbe {
     fn drop(&mut self) {
         // It fails only for a process that has ended. One that hangs in the kernel is not waited for.
         let _ = self.child.kill();
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_step_without_a_probe_or_a_gpu_is_skipped_with_the_reason() {
-        let gpu = Gpu::default();
+        let gpu = TestedGpu::default();
         let (probe, second) = (Path::new("/nonexistent/divvy-probe"), Duration::from_secs(1));
         // Under an emulator, a program that does not exist starts and ends with status 127.
         let not_started = if divvy_skip::emulated("a program that does not exist is started there") {
@@ -210,9 +210,9 @@ mod tests {
             (Some(probe), None, "no GPU was found in S01"),
             (Some(probe), Some(&gpu), not_started),
         ] {
-            let outcome = Watch::start(probe, second).end(gpu, second);
+            let outcome = HealthWatch::start(probe, second).end(gpu, second);
             assert!(
-                matches!(&outcome, Err(Problem::Skip(reason)) if reason.contains(part)),
+                matches!(&outcome, Err(StepProblem::Skip(reason)) if reason.contains(part)),
                 "{outcome:?}"
             );
         }

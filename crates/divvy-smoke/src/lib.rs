@@ -23,25 +23,25 @@ pub mod steps;
 pub mod supervise;
 mod worker;
 
-pub use codes::Finding;
+pub use codes::StepFinding;
 
-use options::Command;
-use parent::Mode;
+use options::SmokeCommand;
+use parent::SmokeMode;
 
 /// The exit status for a wrong command line: nothing could be tried.
 const USAGE: i32 = 3;
 
 /// Run the program with this process's arguments, and return the exit status.
 pub fn main() -> i32 {
-    match Command::parse(parent::arguments()) {
-        Ok(Command::Here(options)) => parent::run(Mode::Here, &options),
-        Ok(Command::VectorAdd(options)) => parent::run(Mode::Sample, &options),
-        Ok(Command::Worker(task)) => worker::main(&task),
-        Ok(Command::Help) => {
+    match SmokeCommand::parse(parent::arguments()) {
+        Ok(SmokeCommand::Here(options)) => parent::run(SmokeMode::Here, &options),
+        Ok(SmokeCommand::VectorAdd(options)) => parent::run(SmokeMode::Sample, &options),
+        Ok(SmokeCommand::Worker(task)) => worker::main(&task),
+        Ok(SmokeCommand::Help) => {
             parent::print(options::HELP);
             0
         }
-        Ok(Command::Version) => {
+        Ok(SmokeCommand::Version) => {
             parent::print(&format!("divvy-smoke {}\n", divvy_smoke_report::VERSION));
             0
         }

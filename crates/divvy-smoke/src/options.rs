@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_smoke_report::Id;
+use divvy_smoke_report::StepId;
 use serde::{Deserialize, Serialize};
 
 /// The text of `--help`.
@@ -68,11 +68,11 @@ pub(crate) enum Via {
 
 /// The program's command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum SmokeCommand {
     /// Run the steps.
-    Here(Options),
+    Here(SmokeOptions),
     /// Print what CUDA's sample prints.
-    VectorAdd(Options),
+    VectorAdd(SmokeOptions),
     /// Make the calls of the driver. The program starts itself with this command.
     Worker(String),
     Help,
@@ -81,8 +81,8 @@ pub(crate) enum Command {
 
 /// The options.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Options {
-    pub(crate) steps: Vec<Id>,
+pub(crate) struct SmokeOptions {
+    pub(crate) steps: Vec<StepId>,
     pub(crate) isolation: bool,
     pub(crate) tensor: bool,
     pub(crate) all_memory: bool,
@@ -93,10 +93,10 @@ pub(crate) struct Options {
     pub(crate) termination_message: Option<PathBuf>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            steps: Id::ALL.to_vec(),
+impl Default for SmokeOptions {
+    fn default() -> SmokeOptions {
+        SmokeOptions {
+            steps: StepId::ALL.to_vec(),
             isolation: false,
             tensor: false,
             all_memory: false,
@@ -112,30 +112,30 @@ impl Default for Options {
 /// The error for a wrong command line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}\nTry: divvy-smoke --help")]
-pub(crate) struct UsageError(String);
+pub(crate) struct SmokeUsageError(String);
 
-impl From<lexopt::Error> for UsageError {
-    fn from(error: lexopt::Error) -> UsageError {
-        UsageError(error.to_string())
+impl From<lexopt::Error> for SmokeUsageError {
+    fn from(error: lexopt::Error) -> SmokeUsageError {
+        SmokeUsageError(error.to_string())
     }
 }
 
 /// The command with which the program starts itself.
 pub(crate) const WORKER: &str = "worker";
 
-impl Command {
+impl SmokeCommand {
     /// Parse the arguments, without the program's name.
-    pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
+    pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<SmokeCommand, SmokeUsageError> {
         use lexopt::prelude::*;
         let mut parser = lexopt::Parser::from_args(arguments);
-        let mut options = Options::default();
+        let mut options = SmokeOptions::default();
         let mut command = None;
         while let Some(argument) = parser.next()? {
             match argument {
                 Value(word) if command.is_none() => command = Some(text(word)?),
-                Value(word) if command.as_deref() == Some(WORKER) => return Ok(Command::Worker(text(word)?)),
-                Long("help") | Short('h') => return Ok(Command::Help),
-                Long("version") | Short('V') => return Ok(Command::Version),
+                Value(word) if command.as_deref() == Some(WORKER) => return Ok(SmokeCommand::Worker(text(word)?)),
+                Long("help") | Short('h') => return Ok(SmokeCommand::Help),
+                Long("version") | Short('V') => return Ok(SmokeCommand::Version),
                 Long("steps") => options.steps = steps(&text(parser.value()?)?)?,
                 Long("isolation") => options.isolation = true,
                 Long("tensor") => options.tensor = true,
@@ -146,57 +146,63 @@ impl Command {
                     options.via = match text(parser.value()?)?.as_str() {
                         "dlsym" => Via::Dlsym,
                         "getprocaddress" => Via::GetProcAddress,
-                        other => return Err(UsageError(format!("--via {other} is unknown; write dlsym or getprocaddress"))),
+                        other => {
+                            return Err(SmokeUsageError(format!(
+                                "--via {other} is unknown; write dlsym or getprocaddress"
+                            )));
+                        }
                     }
                 }
                 Long("output") | Short('o') => {
                     options.json = match text(parser.value()?)?.as_str() {
                         "text" => false,
                         "json" => true,
-                        other => return Err(UsageError(format!("-o {other} is unknown; write text or json"))),
+                        other => return Err(SmokeUsageError(format!("-o {other} is unknown; write text or json"))),
                     }
                 }
                 Long("termination-message") => options.termination_message = Some(parser.value()?.into()),
-                Short(letter) => return Err(UsageError(format!("there is no flag -{letter}"))),
-                Long(flag) => return Err(UsageError(format!("there is no flag --{flag}"))),
-                Value(word) => return Err(UsageError(format!("unexpected argument {:?}", word.to_string_lossy()))),
+                Short(letter) => return Err(SmokeUsageError(format!("there is no flag -{letter}"))),
+                Long(flag) => return Err(SmokeUsageError(format!("there is no flag --{flag}"))),
+                Value(word) => return Err(SmokeUsageError(format!("unexpected argument {:?}", word.to_string_lossy()))),
             }
         }
         match command.as_deref() {
-            Some("here") => Ok(Command::Here(options)),
-            Some("vector-add") => Ok(Command::VectorAdd(options)),
-            Some(other) => Err(UsageError(format!("there is no command {other}; write here or vector-add"))),
-            None => Err(UsageError("specify a command: here or vector-add".to_owned())),
+            Some("here") => Ok(SmokeCommand::Here(options)),
+            Some("vector-add") => Ok(SmokeCommand::VectorAdd(options)),
+            Some(other) => Err(SmokeUsageError(format!(
+                "there is no command {other}; write here or vector-add"
+            ))),
+            None => Err(SmokeUsageError("specify a command: here or vector-add".to_owned())),
         }
     }
 }
 
-fn text(value: OsString) -> Result<String, UsageError> {
+fn text(value: OsString) -> Result<String, SmokeUsageError> {
     value
         .into_string()
-        .map_err(|value| UsageError(format!("{:?} is not UTF-8", value.to_string_lossy())))
+        .map_err(|value| SmokeUsageError(format!("{:?} is not UTF-8", value.to_string_lossy())))
 }
 
-fn steps(list: &str) -> Result<Vec<Id>, UsageError> {
+fn steps(list: &str) -> Result<Vec<StepId>, SmokeUsageError> {
     let mut steps = list
         .split(',')
         .map(str::trim)
         .map(|word| {
-            let known = Id::parse(word).or_else(|| Id::parse(&word.replace('-', " ")));
+            let known = StepId::parse(word).or_else(|| StepId::parse(&word.replace('-', " ")));
             known.ok_or_else(|| {
-                UsageError(format!(
+                SmokeUsageError(format!(
                     "--steps {word}: there is no such step; write ids such as S03, or names such as memory"
                 ))
             })
         })
-        .collect::<Result<Vec<Id>, UsageError>>()?;
-    steps.push(Id::S01);
+        .collect::<Result<Vec<StepId>, SmokeUsageError>>()?;
+    steps.push(StepId::S01);
     steps.sort_unstable();
     steps.dedup();
     Ok(steps)
 }
 
-fn time(text: &str) -> Result<Duration, UsageError> {
+fn time(text: &str) -> Result<Duration, SmokeUsageError> {
     let (number, unit) = match text {
         text if text.ends_with("ms") => (text.strip_suffix("ms"), 1),
         text if text.ends_with('m') => (text.strip_suffix('m'), 60_000),
@@ -207,7 +213,7 @@ fn time(text: &str) -> Result<Duration, UsageError> {
         .and_then(|number| number.checked_mul(unit))
         .filter(|ms| (100..=86_400_000).contains(ms));
     let wrong = || {
-        UsageError(format!(
+        SmokeUsageError(format!(
             "--timeout {text} is not a time from 100ms to 1 day; write 90s, 2m, 500ms, or seconds"
         ))
     };
@@ -218,14 +224,14 @@ fn time(text: &str) -> Result<Duration, UsageError> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Command, UsageError> {
-        Command::parse(line.split_whitespace().map(OsString::from))
+    fn parse(line: &str) -> Result<SmokeCommand, SmokeUsageError> {
+        SmokeCommand::parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
     fn options_are_read_in_any_order() {
-        let expected = Options {
-            steps: vec![Id::S01, Id::S03, Id::S05],
+        let expected = SmokeOptions {
+            steps: vec![StepId::S01, StepId::S03, StepId::S05],
             isolation: true,
             tensor: true,
             all_memory: true,
@@ -237,13 +243,16 @@ mod tests {
         };
         let line = "--isolation here --steps=memory,S05,tensor-cores --tensor --all-memory --gpu GPU-1 --timeout 2500ms --via getprocaddress -ojson \
                     --termination-message /dev/termination-log";
-        assert_eq!(parse(line), Ok(Command::Here(expected)));
-        assert_eq!(parse("vector-add"), Ok(Command::VectorAdd(Options::default())));
-        assert_eq!(parse("worker {}"), Ok(Command::Worker("{}".to_owned())));
+        assert_eq!(parse(line), Ok(SmokeCommand::Here(expected)));
+        assert_eq!(parse("vector-add"), Ok(SmokeCommand::VectorAdd(SmokeOptions::default())));
+        assert_eq!(parse("worker {}"), Ok(SmokeCommand::Worker("{}".to_owned())));
         for (text, seconds) in [("90s", 90), ("2m", 120), ("7", 7)] {
             assert_eq!(time(text), Ok(Duration::from_secs(seconds)));
         }
-        assert_eq!((parse("here --help"), parse("-V")), (Ok(Command::Help), Ok(Command::Version)));
+        assert_eq!(
+            (parse("here --help"), parse("-V")),
+            (Ok(SmokeCommand::Help), Ok(SmokeCommand::Version))
+        );
     }
 
     #[test]
@@ -266,14 +275,14 @@ mod tests {
             ("here --tensor=1", "--tensor"),
             ("worker", "there is no command worker"),
         ] {
-            let UsageError(error) = parse(line).expect_err(line);
+            let SmokeUsageError(error) = parse(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
         }
     }
 
     #[test]
     fn the_help_names_each_step() {
-        for id in Id::ALL {
+        for id in StepId::ALL {
             assert!(HELP.contains(&format!("  {} {}", id.word(), id.title())), "{id:?}");
         }
         assert!(HELP.lines().all(|line| line.len() <= 100));

@@ -4,7 +4,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use divvy_smoke_report::Id;
+use divvy_smoke_report::StepId;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, pread, pwrite};
 
@@ -17,7 +17,7 @@ pub(crate) fn make() -> Result<OwnedFd, Errno> {
 }
 
 /// Say which call begins. A page that cannot be written is none: the parent then knows only the step that it has heard of.
-pub(crate) fn write(page: impl AsFd, step: Id, call: &str) {
+pub(crate) fn write(page: impl AsFd, step: StepId, call: &str) {
     let mut bytes = [0; SIZE];
     let name = &call.as_bytes()[..call.len().min(SIZE - 2)];
     bytes[0] = 1 + step as u8;
@@ -27,10 +27,10 @@ pub(crate) fn write(page: impl AsFd, step: Id, call: &str) {
 }
 
 /// Return the step and the call that began last.
-pub(crate) fn read(page: impl AsFd) -> Option<(Id, String)> {
+pub(crate) fn read(page: impl AsFd) -> Option<(StepId, String)> {
     let mut bytes = [0; SIZE];
     pread(page, &mut bytes, 0).ok()?;
-    let step = Id::ALL.get(usize::from(bytes[0]).checked_sub(1)?)?;
+    let step = StepId::ALL.get(usize::from(bytes[0]).checked_sub(1)?)?;
     let name = bytes[2..].get(..usize::from(bytes[1]))?;
     Some((*step, String::from_utf8_lossy(name).into_owned()))
 }
@@ -43,11 +43,11 @@ mod tests {
     fn the_last_call_is_read_and_an_empty_page_has_none() {
         let page = make().expect("a page");
         assert_eq!(read(&page), None);
-        write(&page, Id::S02, "cuModuleLoadDataEx");
-        write(&page, Id::S09, &"x".repeat(100));
-        assert_eq!(read(&page), Some((Id::S09, "x".repeat(62))));
-        write(&page, Id::S01, "cuInit");
-        assert_eq!(read(&page), Some((Id::S01, "cuInit".to_owned())));
+        write(&page, StepId::S02, "cuModuleLoadDataEx");
+        write(&page, StepId::S09, &"x".repeat(100));
+        assert_eq!(read(&page), Some((StepId::S09, "x".repeat(62))));
+        write(&page, StepId::S01, "cuInit");
+        assert_eq!(read(&page), Some((StepId::S01, "cuInit".to_owned())));
         pwrite(&page, &[77, 255], 0).expect("written");
         assert_eq!(read(&page), None);
     }

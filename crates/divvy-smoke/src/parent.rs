@@ -9,31 +9,31 @@ use std::process::{self, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use divvy_smoke_report::{Gpu, Id, Report, Status, Step, TERMINATION_MESSAGE};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, StepStatus, TERMINATION_MESSAGE, TestedGpu};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
 use crate::find;
 use crate::given::{self, Signs};
-use crate::health::{self, Watch};
+use crate::health::{self, HealthWatch};
 use crate::lines;
-use crate::options::{Options, WORKER};
+use crate::options::{SmokeOptions, WORKER};
 use crate::page;
 use crate::run::{Message, result};
 use crate::supervise::{self, supervise};
-use crate::worker::Task;
+use crate::worker::ChildTask;
 
 /// Which command runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum SmokeMode {
     Here,
     /// CUDA's sample.
     Sample,
 }
 
 /// Run a command, and return the exit status.
-pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
+pub(crate) fn run(mode: SmokeMode, options: &SmokeOptions) -> i32 {
     let began = Instant::now();
     end_on_signals();
     let mut printer = Printer {
@@ -45,8 +45,8 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     let program = env::current_exe().unwrap_or_default();
     let program = find::own_program(&program, env::args_os().next().as_deref());
     let steps = match mode {
-        Mode::Here => options.steps.clone(),
-        Mode::Sample => vec![Id::S01, Id::S02],
+        SmokeMode::Here => options.steps.clone(),
+        SmokeMode::Sample => vec![StepId::S01, StepId::S02],
     };
     let library_path = env::var_os("LD_LIBRARY_PATH");
     let searched = find::directories(Path::new("/"), library_path.as_deref());
@@ -54,9 +54,9 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     let mut watched = None;
     match library {
         Some(library) => {
-            if steps.contains(&Id::S08) {
+            if steps.contains(&StepId::S08) {
                 // A driver that no program keeps loaded takes seconds for each GPU. One that takes longer is read while the steps run.
-                let watch = Watch::start(health::find(&program).as_deref(), options.timeout / 4);
+                let watch = HealthWatch::start(health::find(&program).as_deref(), options.timeout / 4);
                 watched = Some((watch, began.elapsed()));
             }
             let start = find::start(&program, Path::new("/"), &library, library_path.as_deref(), runs);
@@ -66,22 +66,22 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
         }
         None => {
             let outcome = given::no_library(&Signs::of_this_process(), &refused);
-            let first = result(Id::S01, outcome);
-            let verb = if first.status == Status::Fail {
+            let first = result(StepId::S01, outcome);
+            let verb = if first.status == StepStatus::Fail {
                 "failed"
             } else {
                 "was skipped"
             };
-            let rest = steps.iter().filter(|id| !matches!(id, Id::S01 | Id::S08));
-            let rest: Vec<Step> = rest
-                .map(|id| Step::skip(*id, format!("not run, because S01 {verb}")))
+            let rest = steps.iter().filter(|id| !matches!(id, StepId::S01 | StepId::S08));
+            let rest: Vec<SmokeStep> = rest
+                .map(|id| SmokeStep::skip(*id, format!("not run, because S01 {verb}")))
                 .collect();
             for step in std::iter::once(first).chain(rest) {
                 printer.take(Message::Step(step));
             }
         }
     }
-    if steps.contains(&Id::S08) {
+    if steps.contains(&StepId::S08) {
         let started = Instant::now();
         let left = options.timeout.saturating_sub(began.elapsed());
         let (outcome, before) = match watched {
@@ -89,16 +89,16 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
             None => (Err(health::no_gpu()), Duration::ZERO),
         };
         let took = started.elapsed() + before;
-        printer.take(Message::Step(Step {
+        printer.take(Message::Step(SmokeStep {
             ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-            ..result(Id::S08, outcome)
+            ..result(StepId::S08, outcome)
         }));
     }
     printer.finish(options)
 }
 
 /// Report whether the program runs when it is started so.
-fn runs(start: &find::Start) -> bool {
+fn runs(start: &find::StartCommand) -> bool {
     let mut command = process::Command::new(&start.program);
     command.args(&start.arguments).arg("--version").stdin(Stdio::null());
     let runs = command.output().is_ok_and(|output| output.status.success());
@@ -123,24 +123,24 @@ fn end_on_signals() {
 
 /// Run the child, and return the steps that it did not report.
 fn child(
-    mode: Mode,
-    options: &Options,
-    steps: &[Id],
+    mode: SmokeMode,
+    options: &SmokeOptions,
+    steps: &[StepId],
     library: PathBuf,
-    start: &find::Start,
+    start: &find::StartCommand,
     began: Instant,
     printer: &mut Printer,
-) -> Vec<Step> {
+) -> Vec<SmokeStep> {
     let mut command_line = vec![start.program.clone()];
     command_line.extend(start.arguments.iter().map(PathBuf::from));
-    let task = Task {
+    let task = ChildTask {
         library,
         via: options.via,
         steps: steps.to_vec(),
         isolation: options.isolation,
         tensor: options.tensor,
         all_memory: options.all_memory,
-        sample: mode == Mode::Sample,
+        sample: mode == SmokeMode::Sample,
         gpu: options.gpu.clone(),
         visible: env::var_os("CUDA_VISIBLE_DEVICES").map(|text| text.to_string_lossy().into_owned()),
         grant: given::grant(&given::variables()),
@@ -154,24 +154,28 @@ fn child(
         Err(error) => {
             let why = "without that process nothing can be tried";
             let fix = "check that the program and its loader may be executed, and the limit on processes of the container";
-            let failed = Step::fail(
-                Id::S01,
+            let failed = SmokeStep::fail(
+                StepId::S01,
                 format!("{} could not be started: {error}", start.program.display()),
                 why,
                 fix,
             );
-            let rest = steps.iter().filter(|id| !matches!(id, Id::S01 | Id::S08));
-            let rest = rest.map(|id| Step::skip(*id, "not run, because S01 failed"));
+            let rest = steps.iter().filter(|id| !matches!(id, StepId::S01 | StepId::S08));
+            let rest = rest.map(|id| SmokeStep::skip(*id, "not run, because S01 failed"));
             return std::iter::once(failed).chain(rest).collect();
         }
     };
-    let mut child = Process { child: process, page };
+    let mut child = ChildProcess { child: process, page };
     supervise(&messages, &mut child, steps, options.timeout, began, &mut |message| {
         printer.take(message)
     })
 }
 
-fn spawn(task: &Task, start: &find::Start, page: Option<&OwnedFd>) -> std::io::Result<(Receiver<Message>, process::Child)> {
+fn spawn(
+    task: &ChildTask,
+    start: &find::StartCommand,
+    page: Option<&OwnedFd>,
+) -> std::io::Result<(Receiver<Message>, process::Child)> {
     let mut command = process::Command::new(&start.program);
     command.args(&start.arguments).arg(WORKER).arg(serde_json::to_string(task)?);
     // The root may be read-only, and there may be no home directory.
@@ -197,12 +201,12 @@ fn spawn(task: &Task, start: &find::Start, page: Option<&OwnedFd>) -> std::io::R
 }
 
 /// The child as a process.
-struct Process {
+struct ChildProcess {
     child: process::Child,
     page: Option<OwnedFd>,
 }
 
-impl supervise::Child for Process {
+impl supervise::SupervisedChild for ChildProcess {
     fn kill(&mut self) {
         // It fails only for a child that has ended.
         let _ = self.child.kill();
@@ -222,7 +226,7 @@ impl supervise::Child for Process {
         place(&read("stat"), &read("wchan"))
     }
 
-    fn call(&mut self) -> Option<(Id, String)> {
+    fn call(&mut self) -> Option<(StepId, String)> {
         page::read(self.page.as_ref()?)
     }
 }
@@ -240,15 +244,15 @@ fn place(stat: &str, wchan: &str) -> String {
 
 /// Prints what is heard.
 struct Printer {
-    mode: Mode,
+    mode: SmokeMode,
     json: bool,
-    gpu: Option<Gpu>,
-    steps: Vec<Step>,
+    gpu: Option<TestedGpu>,
+    steps: Vec<SmokeStep>,
 }
 
 impl Printer {
     fn take(&mut self, message: Message) {
-        let lines = self.mode == Mode::Here && !self.json;
+        let lines = self.mode == SmokeMode::Here && !self.json;
         match message {
             Message::Gpu(gpu) => {
                 if lines {
@@ -260,7 +264,7 @@ impl Printer {
                 if lines {
                     print(&step.text());
                 }
-                if self.mode == Mode::Sample && step.status != Status::Pass {
+                if self.mode == SmokeMode::Sample && step.status != StepStatus::Pass {
                     complain(step.text().trim_end());
                 }
                 // A child that crashes at its end takes back what it said of its last step.
@@ -273,9 +277,9 @@ impl Printer {
         }
     }
 
-    fn finish(mut self, options: &Options) -> i32 {
+    fn finish(mut self, options: &SmokeOptions) -> i32 {
         self.steps.sort_by_key(|step| step.id);
-        let mut report = Report::new(self.gpu, self.steps);
+        let mut report = SmokeReport::new(self.gpu, self.steps);
         report.node = env::var("NODE_NAME").ok();
         report.pod = env::var("POD_NAME").ok();
         if let Some(file) = &options.termination_message
@@ -284,17 +288,17 @@ impl Printer {
             complain(&format!("{} cannot be written: {error}", file.display()));
         }
         match self.mode {
-            Mode::Here if self.json => print(&format!("{}\n", report.json())),
-            Mode::Here => print(&report.summary()),
-            Mode::Sample => return i32::from(!sample_passed(&report)),
+            SmokeMode::Here if self.json => print(&format!("{}\n", report.json())),
+            SmokeMode::Here => print(&report.summary()),
+            SmokeMode::Sample => return i32::from(!sample_passed(&report)),
         }
         i32::from(report.result.exit_status())
     }
 }
 
 /// Report whether the sample's step was done, and passed.
-fn sample_passed(report: &Report) -> bool {
-    report.result.exit_status() < 2 && report.step(Id::S02).is_some_and(|step| step.status == Status::Pass)
+fn sample_passed(report: &SmokeReport) -> bool {
+    report.result.exit_status() < 2 && report.step(StepId::S02).is_some_and(|step| step.status == StepStatus::Pass)
 }
 
 /// Print text. A reader that has gone away (`divvy-smoke here | head`) does not change the result.
@@ -340,15 +344,15 @@ mod tests {
     #[test]
     fn a_late_crash_takes_back_the_childs_pass() {
         let mut printer = Printer {
-            mode: Mode::Here,
+            mode: SmokeMode::Here,
             json: true,
             gpu: None,
             steps: Vec::new(),
         };
-        printer.take(Message::Step(Step::pass(Id::S02, "", 1)));
-        printer.take(Message::Step(Step::fail(Id::S02, "", "", "")));
-        let report = Report::new(None, printer.steps);
+        printer.take(Message::Step(SmokeStep::pass(StepId::S02, "", 1)));
+        printer.take(Message::Step(SmokeStep::fail(StepId::S02, "", "", "")));
+        let report = SmokeReport::new(None, printer.steps);
         assert_eq!((report.steps.len(), report.result.exit_status()), (1, 2));
-        assert!(Report::read(&report.json()).is_ok());
+        assert!(SmokeReport::read(&report.json()).is_ok());
     }
 }

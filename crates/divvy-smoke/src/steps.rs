@@ -11,24 +11,24 @@ pub mod vector;
 
 use std::cell::RefCell;
 
-use crate::codes::Finding;
-use crate::driver::{Address, Argument, Driver, Failure, Grid, Handle, Text};
-use crate::expect::Pattern;
+use crate::codes::StepFinding;
+use crate::driver::{CallFailure, Driver, DriverHandle, GpuAddress, Grid, KernelArgument, ModuleText};
+use crate::expect::MemoryPattern;
 use crate::sizes::Sizes;
 
 /// A step that was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
+pub struct DoneStep {
     pub found: String,
     /// How many bytes of results were compared.
     pub bytes: u64,
     /// What is not as it should be, although the results are right.
-    pub warning: Option<Finding>,
+    pub warning: Option<StepFinding>,
 }
 
-impl Done {
-    pub fn new(found: impl Into<String>, bytes: u64) -> Done {
-        Done {
+impl DoneStep {
+    pub fn new(found: impl Into<String>, bytes: u64) -> DoneStep {
+        DoneStep {
             found: found.into(),
             bytes,
             warning: None,
@@ -38,29 +38,29 @@ impl Done {
 
 /// A step that did not pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Problem {
+pub enum StepProblem {
     /// A call failed.
-    Failed(Failure),
+    Failed(CallFailure),
     /// A result is wrong.
-    Finding(Finding),
+    Finding(StepFinding),
     /// The step does not apply, for this reason.
     Skip(String),
 }
 
-impl From<Failure> for Problem {
-    fn from(failure: Failure) -> Problem {
-        Problem::Failed(failure)
+impl From<CallFailure> for StepProblem {
+    fn from(failure: CallFailure) -> StepProblem {
+        StepProblem::Failed(failure)
     }
 }
 
-impl Problem {
-    pub fn finding(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Problem {
-        Problem::Finding(Finding::new(found, why, fix))
+impl StepProblem {
+    pub fn finding(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> StepProblem {
+        StepProblem::Finding(StepFinding::new(found, why, fix))
     }
 
     /// A wrong result.
-    pub fn wrong(found: impl Into<String>) -> Problem {
-        Problem::Finding(Finding::of_gpu(
+    pub fn wrong(found: impl Into<String>) -> StepProblem {
+        StepProblem::Finding(StepFinding::of_gpu(
             found,
             "programs on this GPU compute wrong results",
             "look for an XID and ECC errors on the node (dmesg | grep NVRM; nvidia-smi -q -d ECC), and drain the GPU if it happens again",
@@ -68,28 +68,33 @@ impl Problem {
     }
 }
 
-pub type Outcome = Result<Done, Problem>;
+pub type StepOutcome = Result<DoneStep, StepProblem>;
 
 /// The number of threads in a block of a kernel that goes over memory.
 const THREADS: u32 = 256;
 
 /// A GPU on which steps run.
-pub(crate) struct Bench<'d> {
+pub(crate) struct StepBench<'d> {
     pub driver: &'d dyn Driver,
     pub device: i32,
     pub sizes: Sizes,
     /// The number of multiprocessors.
     pub multiprocessors: u32,
-    stream: Handle,
-    start: Handle,
-    end: Handle,
-    modules: RefCell<Vec<(Text, Handle)>>,
+    stream: DriverHandle,
+    start: DriverHandle,
+    end: DriverHandle,
+    modules: RefCell<Vec<(ModuleText, DriverHandle)>>,
 }
 
-impl<'d> Bench<'d> {
+impl<'d> StepBench<'d> {
     /// Prepare the current context.
-    pub(crate) fn new(driver: &'d dyn Driver, device: i32, sizes: Sizes, multiprocessors: u32) -> Result<Bench<'d>, Failure> {
-        Ok(Bench {
+    pub(crate) fn new(
+        driver: &'d dyn Driver,
+        device: i32,
+        sizes: Sizes,
+        multiprocessors: u32,
+    ) -> Result<StepBench<'d>, CallFailure> {
+        Ok(StepBench {
             driver,
             device,
             sizes,
@@ -102,7 +107,7 @@ impl<'d> Bench<'d> {
     }
 
     /// Give back what the run took. The driver does the same when the process ends; here it can say that it fails.
-    pub(crate) fn close(&self) -> Result<(), Failure> {
+    pub(crate) fn close(&self) -> Result<(), CallFailure> {
         self.driver.synchronize()?;
         for (_, module) in self.modules.borrow_mut().drain(..) {
             self.driver.unload(module)?;
@@ -111,7 +116,7 @@ impl<'d> Bench<'d> {
     }
 
     /// Return a kernel. Its text is compiled at the first use.
-    fn kernel(&self, text: Text, name: &'static str) -> Result<Handle, Failure> {
+    fn kernel(&self, text: ModuleText, name: &'static str) -> Result<DriverHandle, CallFailure> {
         let known = self
             .modules
             .borrow()
@@ -130,7 +135,7 @@ impl<'d> Bench<'d> {
     }
 
     /// Do something in the stream, wait for it, and return how many milliseconds the GPU says it took.
-    fn timed(&self, work: impl FnOnce(Handle) -> Result<(), Failure>) -> Result<f64, Failure> {
+    fn timed(&self, work: impl FnOnce(DriverHandle) -> Result<(), CallFailure>) -> Result<f64, CallFailure> {
         self.driver.record(self.start, self.stream)?;
         work(self.stream)?;
         self.driver.record(self.end, self.stream)?;
@@ -138,7 +143,7 @@ impl<'d> Bench<'d> {
         Ok(f64::from(self.driver.elapsed(self.start, self.end)?))
     }
 
-    fn launch(&self, kernel: Handle, grid: Grid, arguments: &[Argument]) -> Result<f64, Failure> {
+    fn launch(&self, kernel: DriverHandle, grid: Grid, arguments: &[KernelArgument]) -> Result<f64, CallFailure> {
         self.timed(|stream| self.driver.launch(kernel, grid, arguments, stream))
     }
 
@@ -153,28 +158,35 @@ impl<'d> Bench<'d> {
     }
 
     /// Fill memory with a pattern.
-    fn fill(&self, to: Address, bytes: u64, pattern: Pattern) -> Result<f64, Failure> {
-        let kernel = self.kernel(Text::Smoke, "fill")?;
+    fn fill(&self, to: GpuAddress, bytes: u64, pattern: MemoryPattern) -> Result<f64, CallFailure> {
+        let kernel = self.kernel(ModuleText::Smoke, "fill")?;
         let arguments = [
-            Argument::U64(to),
-            Argument::U64(bytes / 4),
-            Argument::U32(pattern.kind),
-            Argument::U32(pattern.seed),
+            KernelArgument::U64(to),
+            KernelArgument::U64(bytes / 4),
+            KernelArgument::U32(pattern.kind),
+            KernelArgument::U32(pattern.seed),
         ];
         self.launch(kernel, self.over(bytes), &arguments)
     }
 
     /// Compare memory with a pattern on the GPU. `what` names it in a finding.
-    fn compare(&self, from: Address, bytes: u64, pattern: Pattern, results: Address, what: &str) -> Result<f64, Problem> {
-        let kernel = self.kernel(Text::Smoke, "check")?;
+    fn compare(
+        &self,
+        from: GpuAddress,
+        bytes: u64,
+        pattern: MemoryPattern,
+        results: GpuAddress,
+        what: &str,
+    ) -> Result<f64, StepProblem> {
+        let kernel = self.kernel(ModuleText::Smoke, "check")?;
         let words = bytes / 4;
         self.driver.upload(results, &numbers([0, u64::MAX, 0]))?;
         let arguments = [
-            Argument::U64(from),
-            Argument::U64(words),
-            Argument::U32(pattern.kind),
-            Argument::U32(pattern.seed),
-            Argument::U64(results),
+            KernelArgument::U64(from),
+            KernelArgument::U64(words),
+            KernelArgument::U32(pattern.kind),
+            KernelArgument::U32(pattern.seed),
+            KernelArgument::U64(results),
         ];
         let time = self.launch(kernel, self.over(bytes), &arguments)?;
         let mut read = [0xFF; 24];
@@ -190,19 +202,19 @@ impl<'d> Bench<'d> {
 }
 
 /// Judge what the kernel `check` counted. It must have looked at every word, and its two statements must agree.
-pub fn judge(wrong: u64, first: u64, compared: u64, words: u64, what: &str) -> Result<(), Problem> {
+pub fn judge(wrong: u64, first: u64, compared: u64, words: u64, what: &str) -> Result<(), StepProblem> {
     if compared != words {
-        return Err(Problem::wrong(format!(
+        return Err(StepProblem::wrong(format!(
             "{what}: the GPU compared {compared} of {words} words"
         )));
     }
     match (wrong, first) {
         (0, u64::MAX) => Ok(()),
-        (0, first) => Err(Problem::wrong(format!("{what}: no word is wrong, and word {first} is"))),
+        (0, first) => Err(StepProblem::wrong(format!("{what}: no word is wrong, and word {first} is"))),
         (wrong, first) => {
             let verb = if wrong == 1 { "is" } else { "are" };
             let first = first.saturating_mul(4);
-            Err(Problem::wrong(format!(
+            Err(StepProblem::wrong(format!(
                 "{what}: {wrong} of {words} words {verb} wrong, the first at byte {first}"
             )))
         }
@@ -263,7 +275,7 @@ mod tests {
             (2, NONE, 64, "2 of 64"),
         ] {
             match judge(wrong, first, compared, 64, "x") {
-                Err(Problem::Finding(finding)) => assert!(finding.found.contains(part), "{}", finding.found),
+                Err(StepProblem::Finding(finding)) => assert!(finding.found.contains(part), "{}", finding.found),
                 other => panic!("{part}: {other:?}"),
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use divvy_smoke_report::{Id, Step};
+use divvy_smoke_report::{SmokeStep, StepId};
 
 use crate::run::{Message, tests_gpu};
 
@@ -11,7 +11,7 @@ use crate::run::{Message, tests_gpu};
 const LAST: Duration = Duration::from_secs(1);
 
 /// The child, as its parent sees it.
-pub trait Child {
+pub trait SupervisedChild {
     /// Kill it. That has no effect while it is in the kernel and cannot be interrupted.
     fn kill(&mut self);
     /// Return how it ended, if it has: `None` inside for success.
@@ -19,20 +19,20 @@ pub trait Child {
     /// Return where in the kernel it is, for a child that does not end.
     fn place(&mut self) -> String;
     /// Return the step and the call of the driver that began last.
-    fn call(&mut self) -> Option<(Id, String)>;
+    fn call(&mut self) -> Option<(StepId, String)>;
 }
 
 /// Take the child's messages until it has ended, or the deadline is over. Return the steps that the child did not report.
 pub fn supervise(
     messages: &Receiver<Message>,
-    child: &mut dyn Child,
-    steps: &[Id],
+    child: &mut dyn SupervisedChild,
+    steps: &[StepId],
     timeout: Duration,
     began: Instant,
     tell: &mut dyn FnMut(Message),
-) -> Vec<Step> {
+) -> Vec<SmokeStep> {
     let deadline = began + timeout;
-    let mut open: Vec<Id> = steps.iter().copied().filter(|id| *id != Id::S08).collect();
+    let mut open: Vec<StepId> = steps.iter().copied().filter(|id| *id != StepId::S08).collect();
     let ended = loop {
         match messages.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(message) => {
@@ -49,7 +49,7 @@ pub fn supervise(
     if open.is_empty() && ended == Some(None) {
         return Vec::new();
     }
-    let (step, call) = child.call().unwrap_or((Id::S01, "the start".to_owned()));
+    let (step, call) = child.call().unwrap_or((StepId::S01, "the start".to_owned()));
     // What was reported is not reported again: then the child hangs or crashes at its end.
     let step = if open.contains(&step) {
         step
@@ -63,12 +63,12 @@ pub fn supervise(
     let rest = open.into_iter().filter(|id| *id != step);
     let reason = format!("not run, because {} failed", step.word());
     std::iter::once(failed)
-        .chain(rest.map(|id| Step::skip(id, reason.clone())))
+        .chain(rest.map(|id| SmokeStep::skip(id, reason.clone())))
         .collect()
 }
 
 /// Wait for the end of the child until a time.
-fn wait(child: &mut dyn Child, until: Instant) -> Option<Option<String>> {
+fn wait(child: &mut dyn SupervisedChild, until: Instant) -> Option<Option<String>> {
     loop {
         let ended = child.ended();
         if ended.is_some() || Instant::now() >= until {
@@ -78,9 +78,9 @@ fn wait(child: &mut dyn Child, until: Instant) -> Option<Option<String>> {
     }
 }
 
-fn crashed(step: Id, call: &str, how: Option<String>) -> Step {
+fn crashed(step: StepId, call: &str, how: Option<String>) -> SmokeStep {
     let how = how.unwrap_or_else(|| "it ended without a result".to_owned());
-    Step::fail(
+    SmokeStep::fail(
         step,
         format!("the process that calls the driver ended in {call}: {how}"),
         "the driver's library crashes, so programs that use it do",
@@ -88,7 +88,7 @@ fn crashed(step: Id, call: &str, how: Option<String>) -> Step {
     )
 }
 
-fn hung(child: &mut dyn Child, step: Id, call: &str, timeout: Duration) -> Step {
+fn hung(child: &mut dyn SupervisedChild, step: StepId, call: &str, timeout: Duration) -> SmokeStep {
     child.kill();
     let seconds = seconds(timeout);
     let found = match wait(child, Instant::now() + LAST) {
@@ -98,10 +98,10 @@ fn hung(child: &mut dyn Child, step: Id, call: &str, timeout: Duration) -> Step 
             child.place()
         ),
     };
-    Step {
+    SmokeStep {
         // Without the name of a call of the driver, the program may not have come to one.
         gpu_at_fault: call.starts_with("cu") && tests_gpu(step),
-        ..Step::fail(
+        ..SmokeStep::fail(
             step,
             found,
             "programs on this GPU wait indefinitely",

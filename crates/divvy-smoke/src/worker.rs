@@ -5,34 +5,34 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use divvy_share::limits::Limits;
-use divvy_smoke_report::Id;
+use divvy_share::limits::ShareLimits;
+use divvy_smoke_report::StepId;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::cuda::Cuda;
-use crate::driver::{Driver, Failure, Hooked};
+use crate::cuda::CudaDriver;
+use crate::driver::{CallFailure, Driver, Hooked};
 use crate::options::{Via, WORKER};
 use crate::page;
-use crate::run::{self, Message, Plan, World};
-use crate::steps::accounting::{Held, Second};
-use crate::steps::open::{self, Asked, NoLimits};
-use crate::steps::share::{self, Grant, Limit};
-use crate::steps::{Outcome, Problem};
+use crate::run::{self, Message, SmokePlan, SmokeWorld};
+use crate::steps::accounting::{HeldMemory, SecondProcess};
+use crate::steps::open::{self, AskedGpu, NoLimits};
+use crate::steps::share::{self, GivenShare, GuardLimit};
+use crate::steps::{StepOutcome, StepProblem};
 
 /// What the child is to do. It is the child's argument, as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Task {
+pub(crate) struct ChildTask {
     pub(crate) library: PathBuf,
     pub(crate) via: Via,
-    pub(crate) steps: Vec<Id>,
+    pub(crate) steps: Vec<StepId>,
     pub(crate) isolation: bool,
     pub(crate) tensor: bool,
     pub(crate) all_memory: bool,
     pub(crate) sample: bool,
     pub(crate) gpu: Option<String>,
     pub(crate) visible: Option<String>,
-    pub(crate) grant: Grant,
+    pub(crate) grant: GivenShare,
     /// The arguments with which the program was started, before those of its own.
     pub(crate) start: Vec<PathBuf>,
     /// Whether this is the second process of S09.
@@ -43,20 +43,20 @@ pub(crate) struct Task {
 pub(crate) fn main(task: &str) -> i32 {
     // A parent that was killed leaves no child behind.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let task: Task = match serde_json::from_slice(task.as_bytes()) {
+    let task: ChildTask = match serde_json::from_slice(task.as_bytes()) {
         Ok(task) => task,
         Err(error) => {
             tell(Message::Error(format!("this command is for divvy-smoke itself: {error}")));
             return 3;
         }
     };
-    let current = Cell::new(Id::S01);
+    let current = Cell::new(StepId::S01);
     let at = |call: &str| page::write(rustix::stdio::stdin(), current.get(), call);
     at("dlopen");
-    let cuda = match Cuda::load(&task.library, task.via) {
+    let cuda = match CudaDriver::load(&task.library, task.via) {
         Ok(cuda) => cuda,
         Err(error) => {
-            let problem = Problem::finding(
+            let problem = StepProblem::finding(
                 format!("{} cannot be used: {error}", task.library.display()),
                 "no program in this container can use CUDA",
                 "check that the node's driver is complete, and that the image brings no libcuda.so.1 along; divvy doctor --node has the details",
@@ -67,7 +67,7 @@ pub(crate) fn main(task: &str) -> i32 {
     };
     let driver = Hooked {
         driver: cuda,
-        before: |call: &'static str| -> Result<(), Failure> {
+        before: |call: &'static str| -> Result<(), CallFailure> {
             at(call);
             Ok(())
         },
@@ -75,28 +75,28 @@ pub(crate) fn main(task: &str) -> i32 {
     if task.second {
         return hold(&driver, &task);
     }
-    let plan = Plan {
+    let plan = SmokePlan {
         steps: task.steps.clone(),
         isolation: task.isolation,
         tensor: task.tensor,
         all_memory: task.all_memory,
         sample: task.sample,
         sizes: None,
-        asked: Asked {
+        asked: AskedGpu {
             gpu: task.gpu.clone(),
             visible: task.visible.clone(),
             grant: task.grant.clone(),
         },
     };
     let library = task.library.display().to_string();
-    let mut second = Process {
+    let mut second = WorkerProcess {
         task: &task,
         child: None,
     };
     run::run(
         &driver,
         &plan,
-        &mut World {
+        &mut SmokeWorld {
             library: &library,
             limit: &limit,
             begin: &|id| current.set(id),
@@ -108,10 +108,10 @@ pub(crate) fn main(task: &str) -> i32 {
 }
 
 /// Say that nothing could be done.
-fn stop(task: &Task, problem: Problem) {
-    let mut outcome: Option<Outcome> = Some(Err(problem));
-    for id in task.steps.iter().filter(|id| **id != Id::S08) {
-        let skipped = || Err(Problem::Skip("not run, because S01 failed".to_owned()));
+fn stop(task: &ChildTask, problem: StepProblem) {
+    let mut outcome: Option<StepOutcome> = Some(Err(problem));
+    for id in task.steps.iter().filter(|id| **id != StepId::S08) {
+        let skipped = || Err(StepProblem::Skip("not run, because S01 failed".to_owned()));
         tell(Message::Step(run::result(*id, outcome.take().unwrap_or_else(skipped))));
     }
 }
@@ -126,7 +126,7 @@ fn tell(message: Message) {
 }
 
 /// Read what the guard holds this container to.
-fn limit(uuid: &str) -> Result<Option<Limit>, NoLimits> {
+fn limit(uuid: &str) -> Result<Option<GuardLimit>, NoLimits> {
     let file = PathBuf::from(divvy_share::DIRECTORY).join(uuid).join(divvy_share::LIMITS);
     let unreadable = |error: &dyn std::fmt::Display| NoLimits {
         path: file.display().to_string(),
@@ -137,22 +137,22 @@ fn limit(uuid: &str) -> Result<Option<Limit>, NoLimits> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unreadable(&error)),
     };
-    let (_, limits) = Limits::from_bytes(&bytes).map_err(|error| unreadable(&error))?;
-    Ok(Some(Limit {
+    let (_, limits) = ShareLimits::from_bytes(&bytes).map_err(|error| unreadable(&error))?;
+    Ok(Some(GuardLimit {
         bytes: limits.bytes,
         context: limits.context,
     }))
 }
 
 /// The second process of S09, as the first one sees it.
-struct Process<'t> {
-    task: &'t Task,
+struct WorkerProcess<'t> {
+    task: &'t ChildTask,
     child: Option<(Child, BufReader<ChildStdout>)>,
 }
 
-impl Process<'_> {
+impl WorkerProcess<'_> {
     fn start(&self) -> std::io::Result<(Child, BufReader<ChildStdout>)> {
-        let task = Task {
+        let task = ChildTask {
             second: true,
             ..self.task.clone()
         };
@@ -169,16 +169,16 @@ impl Process<'_> {
     }
 }
 
-fn no_second(found: impl std::fmt::Display) -> Problem {
-    Problem::finding(
+fn no_second(found: impl std::fmt::Display) -> StepProblem {
+    StepProblem::finding(
         format!("the second process: {found}"),
         "two processes of a container cannot use its GPU at the same time",
         "check the compute mode (nvidia-smi -c 0), and the limit on processes of the container",
     )
 }
 
-impl Second for Process<'_> {
-    fn hold(&mut self) -> Result<Held, Problem> {
+impl SecondProcess for WorkerProcess<'_> {
+    fn hold(&mut self) -> Result<HeldMemory, StepProblem> {
         let (child, mut output) = self.start().map_err(no_second)?;
         let mut line = String::new();
         let read = output.read_line(&mut line).map_err(no_second)?;
@@ -191,7 +191,7 @@ impl Second for Process<'_> {
         }
     }
 
-    fn end(&mut self) -> Result<(), Problem> {
+    fn end(&mut self) -> Result<(), StepProblem> {
         let Some((mut child, _output)) = self.child.take() else {
             return Ok(());
         };
@@ -202,11 +202,11 @@ impl Second for Process<'_> {
 }
 
 /// Hold memory up to the limit until standard input is closed.
-fn hold(driver: &dyn Driver, task: &Task) -> i32 {
+fn hold(driver: &dyn Driver, task: &ChildTask) -> i32 {
     match filled(driver, task) {
         Ok(held) => tell(Message::Held(held)),
         Err(problem) => {
-            let step = run::result(Id::S09, Err(problem));
+            let step = run::result(StepId::S09, Err(problem));
             tell(Message::Error(step.found));
             return 1;
         }
@@ -216,7 +216,7 @@ fn hold(driver: &dyn Driver, task: &Task) -> i32 {
     0
 }
 
-fn filled(driver: &dyn Driver, task: &Task) -> Result<Held, Problem> {
+fn filled(driver: &dyn Driver, task: &ChildTask) -> Result<HeldMemory, StepProblem> {
     driver.init()?;
     let mut uuids = Vec::new();
     for index in 0..driver.count()?.min(open::MOST_GPUS as i32) {
@@ -227,7 +227,7 @@ fn filled(driver: &dyn Driver, task: &Task) -> Result<Held, Problem> {
     let context = driver.retain(driver.device(index as i32)?)?;
     driver.enter(context)?;
     let held = share::hold(driver)?;
-    Ok(Held {
+    Ok(HeldMemory {
         bytes: held.bytes,
         refused: held.refused.map(|code| code.0),
     })

@@ -6,17 +6,17 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
 use crate::bar::bar;
-use crate::row::{Of, Row, time};
+use crate::row::{Of, TopRow, time};
 use crate::rows::rows;
 use crate::seen::Screen;
-use crate::state::State;
+use crate::state::TopState;
 use crate::waiting::{explained, listed, wrapped};
-use divvy_view::Waiting;
+use divvy_view::WaitingPod;
 use divvy_view::amounts::{Amounts, memory};
 
 /// How the terminal shows text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Style {
+pub struct ScreenStyle {
     /// Use ASCII only.
     pub ascii: bool,
     /// Use colors.
@@ -50,11 +50,11 @@ const LEGEND: [(char, char, &str); 5] = [
 ];
 
 /// Draw a state. What does not fit is cut off on the right and at the bottom.
-pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
+pub fn draw(state: &TopState, style: ScreenStyle, area: Rect, buffer: &mut Buffer) {
     if area.is_empty() {
         return;
     }
-    let mut page = Page { style, area, buffer };
+    let mut page = ScreenArea { style, area, buffer };
     page.line(0, &title(state), Modifier::BOLD);
     if state.help {
         page.help();
@@ -91,12 +91,12 @@ pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
 }
 
 /// Return the header and all rows as text, for output that takes no keys. If the waiting pods were read, they follow.
-pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
+pub fn lines(state: &TopState, style: ScreenStyle, columns: u16) -> Vec<String> {
     let area = Rect::new(0, 0, columns, 1);
     let widths = widths(usize::from(columns));
-    let line = |draw: &dyn Fn(&mut Page)| {
+    let line = |draw: &dyn Fn(&mut ScreenArea)| {
         let mut buffer = Buffer::empty(area);
-        let mut page = Page {
+        let mut page = ScreenArea {
             style,
             area,
             buffer: &mut buffer,
@@ -116,7 +116,7 @@ pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
     [header].into_iter().chain(rows).chain(waiting).collect()
 }
 
-fn title(state: &State) -> String {
+fn title(state: &TopState) -> String {
     let about = match state.seen.screen() {
         Screen::Cluster => "cluster".to_owned(),
         Screen::Pods => "pods".to_owned(),
@@ -155,7 +155,7 @@ fn title(state: &State) -> String {
     title
 }
 
-fn empty(state: &State) -> &str {
+fn empty(state: &TopState) -> &str {
     match &state.seen.view {
         Some(_) if state.wants_waiting() && state.seen.filter.is_empty() => match (&state.seen.waiting, &state.unknown) {
             (None, _) => "The waiting pods are being read.",
@@ -169,7 +169,7 @@ fn empty(state: &State) -> &str {
     }
 }
 
-fn keys(state: &State) -> String {
+fn keys(state: &TopState) -> String {
     if state.typing {
         format!("/{}", state.seen.filter)
     } else {
@@ -221,13 +221,13 @@ fn level(percent: u64, most: u64) -> Color {
     }
 }
 
-struct Page<'b> {
-    style: Style,
+struct ScreenArea<'b> {
+    style: ScreenStyle,
     area: Rect,
     buffer: &'b mut Buffer,
 }
 
-impl Page<'_> {
+impl ScreenArea<'_> {
     /// Write text in one line, at most `width` columns.
     fn put(&mut self, column: usize, line: u16, text: &str, width: usize, style: ratatui::style::Style) {
         let (Ok(column), true) = (u16::try_from(column), line < self.area.height) else {
@@ -288,7 +288,7 @@ impl Page<'_> {
     }
 
     /// Explain a waiting pod in `height` lines: the sentence, and the best suggestion.
-    fn panel(&mut self, line: u16, height: usize, pod: Option<&Waiting>) {
+    fn panel(&mut self, line: u16, height: usize, pod: Option<&WaitingPod>) {
         let Some(pod) = pod.filter(|_| height > 1) else { return };
         self.line(line, &"─".repeat(usize::from(self.area.width)), Modifier::DIM);
         let lines = explained(pod, self.area.width, 1);
@@ -303,7 +303,7 @@ impl Page<'_> {
         }
     }
 
-    fn row(&mut self, line: u16, widths: &[usize], row: &Row, is_selected: bool) {
+    fn row(&mut self, line: u16, widths: &[usize], row: &TopRow, is_selected: bool) {
         let modifier = if is_selected { Modifier::REVERSED } else { Modifier::empty() };
         match row.of {
             Of::Waiting(_) => {

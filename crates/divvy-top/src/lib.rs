@@ -1,6 +1,6 @@
 //! What `divvy top` shows on a terminal.
 //!
-//! [`State`] is all that the screen depends on. [`State::update`] takes an [`Event`] and returns the next state, and [`draw`] draws a state. Nothing here
+//! [`TopState`] is all that the screen depends on. [`TopState::update`] takes an [`TopEvent`] and returns the next state, and [`draw`] draws a state. Nothing here
 //! reads a terminal, a clock, or a cluster: the program does that, and turns what it finds into events.
 
 #![forbid(unsafe_code)]
@@ -13,5 +13,5 @@ mod seen;
 mod state;
 mod waiting;
 
-pub use draw::{Style, draw, lines};
-pub use state::{Event, Key, State};
+pub use draw::{ScreenStyle, draw, lines};
+pub use state::{KeyPress, TopEvent, TopState};

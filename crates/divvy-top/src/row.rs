@@ -22,7 +22,7 @@ pub(crate) enum Of {
 
 /// A row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct TopRow {
     pub(crate) node: String,
     pub(crate) of: Of,
     pub(crate) indent: usize,

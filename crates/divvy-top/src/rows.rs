@@ -6,17 +6,17 @@ use std::collections::BTreeSet;
 use divvy_model::usage::Usage;
 use divvy_view::{GpuView, NodeView, PodView};
 
-use crate::row::{Of, Row, time};
-use crate::seen::{Screen, Seen, Sort};
+use crate::row::{Of, TopRow, time};
+use crate::seen::{Screen, SeenCluster, Sort};
 use crate::waiting;
 use divvy_view::amounts::{self, Amounts};
 
 /// Return the rows of the current screen, filtered and sorted.
-pub(crate) fn rows(seen: &Seen) -> Vec<Row> {
+pub(crate) fn rows(seen: &SeenCluster) -> Vec<TopRow> {
     let Some(view) = &seen.view else {
         return Vec::new();
     };
-    let mut groups: Vec<Vec<Row>> = match seen.screen() {
+    let mut groups: Vec<Vec<TopRow>> = match seen.screen() {
         Screen::Cluster => view.nodes.iter().map(|node| of_node(seen, node)).collect(),
         Screen::Pods => view
             .nodes
@@ -35,7 +35,7 @@ pub(crate) fn rows(seen: &Seen) -> Vec<Row> {
     if !seen.filter.is_empty() {
         groups.retain(|group| group.iter().any(|row| row.name.contains(&seen.filter)));
     }
-    let key = |group: &Vec<Row>| group.first().and_then(|row| row.amounts).unwrap_or_default();
+    let key = |group: &Vec<TopRow>| group.first().and_then(|row| row.amounts).unwrap_or_default();
     match seen.sort {
         // The pod that has waited longest stays first.
         _ if *seen.screen() == Screen::Waiting => {}
@@ -50,9 +50,9 @@ pub(crate) fn rows(seen: &Seen) -> Vec<Row> {
 }
 
 /// Return the row of a node, and in the tree those of what is on it.
-fn of_node(seen: &Seen, node: &NodeView) -> Vec<Row> {
+fn of_node(seen: &SeenCluster, node: &NodeView) -> Vec<TopRow> {
     let (text, alarm) = node_text(seen, node);
-    let mut group = vec![Row {
+    let mut group = vec![TopRow {
         node: node.name.clone(),
         of: Of::Node,
         indent: 0,
@@ -63,7 +63,7 @@ fn of_node(seen: &Seen, node: &NodeView) -> Vec<Row> {
         alarm,
     }];
     if seen.tree {
-        group.extend(gpus(seen, node).into_iter().flatten().map(|row| Row {
+        group.extend(gpus(seen, node).into_iter().flatten().map(|row| TopRow {
             indent: row.indent + 1,
             ..row
         }));
@@ -71,7 +71,7 @@ fn of_node(seen: &Seen, node: &NodeView) -> Vec<Row> {
     group
 }
 
-fn node_text(seen: &Seen, node: &NodeView) -> (String, bool) {
+fn node_text(seen: &SeenCluster, node: &NodeView) -> (String, bool) {
     let failed = node.gpus.iter().filter(|gpu| gpu.message.is_some()).count();
     let alarm = failed > 0 || node.driver_trouble.is_some();
     let mut parts: Vec<String> = node.driver_trouble.iter().cloned().collect();
@@ -96,12 +96,12 @@ fn counted(count: usize, of: &str) -> String {
 }
 
 /// Return the rows of a node's GPUs, each with its pods, and of the pods that are on none.
-fn gpus(seen: &Seen, node: &NodeView) -> Vec<Vec<Row>> {
+fn gpus(seen: &SeenCluster, node: &NodeView) -> Vec<Vec<TopRow>> {
     let usage = seen.usage(&node.name);
     let mut groups = Vec::new();
     for (at, gpu) in node.gpus.iter().enumerate() {
         let model = gpu.model.as_deref().unwrap_or("GPU");
-        let mut group = vec![Row {
+        let mut group = vec![TopRow {
             node: node.name.clone(),
             of: Of::Gpu(at),
             indent: 0,
@@ -115,7 +115,7 @@ fn gpus(seen: &Seen, node: &NodeView) -> Vec<Vec<Row>> {
             gpu.pods
                 .iter()
                 .map(|pod| of_pod(seen, node, at, pod))
-                .map(|row| Row { indent: 1, ..row }),
+                .map(|row| TopRow { indent: 1, ..row }),
         );
         groups.push(group);
     }
@@ -142,7 +142,7 @@ fn gpu_text(gpu: &GpuView, usage: Option<&Usage>) -> String {
 }
 
 /// Return the rows of all pods on a node.
-fn pods(seen: &Seen, node: &NodeView) -> Vec<Row> {
+fn pods(seen: &SeenCluster, node: &NodeView) -> Vec<TopRow> {
     let on_gpus = node
         .gpus
         .iter()
@@ -152,7 +152,7 @@ fn pods(seen: &Seen, node: &NodeView) -> Vec<Row> {
     on_gpus.chain(elsewhere(seen, node)).collect()
 }
 
-fn elsewhere(seen: &Seen, node: &NodeView) -> impl Iterator<Item = Row> {
+fn elsewhere(seen: &SeenCluster, node: &NodeView) -> impl Iterator<Item = TopRow> {
     let pending = node
         .pending
         .iter()
@@ -161,7 +161,7 @@ fn elsewhere(seen: &Seen, node: &NodeView) -> impl Iterator<Item = Row> {
         .unnamed
         .iter()
         .map(|pod| (&pod.namespace, &pod.name, format!("{} {}", pod.gpus, pod.resource), None));
-    pending.chain(unnamed).map(|(namespace, name, text, age)| Row {
+    pending.chain(unnamed).map(|(namespace, name, text, age)| TopRow {
         node: node.name.clone(),
         of: Of::Elsewhere(format!("{namespace}/{name}")),
         indent: 0,
@@ -174,12 +174,12 @@ fn elsewhere(seen: &Seen, node: &NodeView) -> impl Iterator<Item = Row> {
 }
 
 /// Return for how many seconds the oldest of these pods has existed.
-fn oldest<'p>(seen: &Seen, pods: impl IntoIterator<Item = &'p PodView>) -> Option<u64> {
+fn oldest<'p>(seen: &SeenCluster, pods: impl IntoIterator<Item = &'p PodView>) -> Option<u64> {
     let created = pods.into_iter().filter_map(|pod| pod.created_s).min()?;
     Some(seen.at.saturating_sub(u64::from(created.get())))
 }
 
-fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
+fn of_pod(seen: &SeenCluster, node: &NodeView, at: usize, pod: &PodView) -> TopRow {
     let gpu = &node.gpus[at];
     let usage = seen.usage(&node.name);
     let amounts = amounts::of_pod(node, gpu, pod, usage);
@@ -211,7 +211,7 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
     if let Some(age) = age.filter(|_| seen.sort == Sort::Age) {
         text.insert(0, time(age));
     }
-    Row {
+    TopRow {
         node: node.name.clone(),
         of: Of::Pod(pod.uid.clone(), at),
         indent: 0,
@@ -224,13 +224,13 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
 }
 
 /// Return for how long a container has not kept the GPU busy, if it does not now.
-fn idle(seen: &Seen, node: &NodeView, busy: Option<u32>, last: Option<u64>) -> Option<String> {
+fn idle(seen: &SeenCluster, node: &NodeView, busy: Option<u32>, last: Option<u64>) -> Option<String> {
     let passed = seen.measured_at(&node.name)?.saturating_sub(last?);
     (busy.is_none_or(|percent| percent == 0) && passed >= 60).then(|| format!("idle {}", time(passed)))
 }
 
 /// Return the rows of a pod on a node: one for each GPU, and below it its containers.
-fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
+fn containers(seen: &SeenCluster, node: &NodeView, uid: &str) -> Vec<TopRow> {
     let usage = seen.usage(&node.name);
     let mut rows = Vec::new();
     for (at, gpu) in node.gpus.iter().enumerate() {
@@ -241,7 +241,7 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
             } else {
                 format!("{}, {}", node.name, row.text)
             };
-            rows.push(Row {
+            rows.push(TopRow {
                 name: format!("{} {}", gpu.index, gpu.model.as_deref().unwrap_or("GPU")),
                 text,
                 ..row
@@ -253,7 +253,7 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
                 let limit = entry.limit_bytes.unwrap_or(used);
                 let peak = entry.peak_bytes.map(|bytes| format!("peak {}", amounts::memory(bytes)));
                 let idle = idle(seen, node, entry.busy_percent, entry.last_busy);
-                rows.push(Row {
+                rows.push(TopRow {
                     node: node.name.clone(),
                     of: Of::Container(container.clone(), at),
                     indent: 1,
@@ -277,10 +277,10 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
     rows
 }
 
-fn row_age(row: Option<&Row>) -> Option<u64> {
+fn row_age(row: Option<&TopRow>) -> Option<u64> {
     row.and_then(|row| row.age)
 }
 
-fn row_total(row: Option<&Row>) -> u64 {
+fn row_total(row: Option<&TopRow>) -> u64 {
     row.and_then(|row| row.amounts).map_or(0, |amounts| amounts.total)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_model::usage::Usage;
-use divvy_view::{NoUsage, View, Waiting};
+use divvy_view::{NoUsage, View, WaitingPod};
 
 /// What a screen is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,23 +56,23 @@ impl Sort {
 
 /// What an agent answered last, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct ReceivedUsage {
     pub(crate) at: u64,
     pub(crate) usage: Result<Usage, NoUsage>,
 }
 
 /// What was read of the cluster, and which part of it is shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenCluster {
     /// `None` until the cluster was read.
     pub(crate) view: Option<View>,
     /// When it was read, in seconds since 1970.
     pub(crate) at: u64,
     /// `None` until the waiting pods were read, which happens only while a screen shows them.
-    pub(crate) waiting: Option<Vec<Waiting>>,
+    pub(crate) waiting: Option<Vec<WaitingPod>>,
     /// The width of the terminal, to which sentences are wrapped.
     pub(crate) columns: u16,
-    pub(crate) answers: BTreeMap<String, Answer>,
+    pub(crate) answers: BTreeMap<String, ReceivedUsage>,
     /// The screens from the first one to the current one.
     pub(crate) screens: Vec<Screen>,
     pub(crate) filter: String,
@@ -80,9 +80,9 @@ pub(crate) struct Seen {
     pub(crate) tree: bool,
 }
 
-impl Default for Seen {
-    fn default() -> Seen {
-        Seen {
+impl Default for SeenCluster {
+    fn default() -> SeenCluster {
+        SeenCluster {
             view: None,
             at: 0,
             waiting: None,
@@ -96,7 +96,7 @@ impl Default for Seen {
     }
 }
 
-impl Seen {
+impl SeenCluster {
     pub(crate) fn screen(&self) -> &Screen {
         self.screens.last().unwrap_or(&Screen::Cluster)
     }
@@ -116,7 +116,7 @@ impl Seen {
     }
 
     /// Return the waiting pod with this namespace and name.
-    pub(crate) fn waiting_pod(&self, key: &str) -> Option<&Waiting> {
+    pub(crate) fn waiting_pod(&self, key: &str) -> Option<&WaitingPod> {
         self.waiting.iter().flatten().find(|pod| pod.full_name() == key)
     }
 

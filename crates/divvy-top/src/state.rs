@@ -3,17 +3,17 @@
 use std::collections::BTreeSet;
 
 use divvy_model::usage::Usage;
-use divvy_view::{NoUsage, View, Waiting};
+use divvy_view::{NoUsage, View, WaitingPod};
 
-use crate::row::{Of, Row};
+use crate::row::{Of, TopRow};
 use crate::rows::rows;
-use crate::seen::{Answer, Screen, Seen};
+use crate::seen::{ReceivedUsage, Screen, SeenCluster};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub enum TopEvent {
     /// A key was pressed.
-    Key(Key),
+    Key(KeyPress),
     /// The terminal has this many columns and rows.
     Size(u16, u16),
     /// The cluster was read.
@@ -24,7 +24,7 @@ pub enum Event {
         view: View,
     },
     /// The pods that wait for GPUs were read, the one that has waited longest first. The text says what is not known of them, and why.
-    Waiting(Vec<Waiting>, Option<String>),
+    Waiting(Vec<WaitingPod>, Option<String>),
     /// A node's agent was asked what is used, at a time in seconds since 1970.
     Usage {
         /// The node's name.
@@ -42,7 +42,7 @@ pub enum Event {
 
 /// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
+pub enum KeyPress {
     /// A character.
     Char(char),
     /// Return.
@@ -72,8 +72,8 @@ const PANEL: usize = 7;
 
 /// All that the screen depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
-    pub(crate) seen: Seen,
+pub struct TopState {
+    pub(crate) seen: SeenCluster,
     /// The rows that the cursor was on when the screens before the current one were left.
     left: Vec<usize>,
     pub(crate) cursor: usize,
@@ -89,10 +89,10 @@ pub struct State {
     done: bool,
 }
 
-impl Default for State {
-    fn default() -> State {
-        State {
-            seen: Seen::default(),
+impl Default for TopState {
+    fn default() -> TopState {
+        TopState {
+            seen: SeenCluster::default(),
             left: Vec::new(),
             cursor: 0,
             above: 0,
@@ -107,32 +107,32 @@ impl Default for State {
     }
 }
 
-impl State {
+impl TopState {
     /// Return the state after an event.
     #[must_use]
-    pub fn update(mut self, event: Event) -> State {
+    pub fn update(mut self, event: TopEvent) -> TopState {
         let selected = self.selected();
-        let is_key = matches!(event, Event::Key(_));
+        let is_key = matches!(event, TopEvent::Key(_));
         match event {
-            Event::Key(key) => self.press(key, selected.as_ref()),
-            Event::Size(columns, rows) => {
+            TopEvent::Key(key) => self.press(key, selected.as_ref()),
+            TopEvent::Size(columns, rows) => {
                 self.size = (columns, rows);
                 self.seen.columns = columns;
             }
-            Event::Cluster { at, view } => self.read(at, view),
-            Event::Waiting(pods, unknown) => {
+            TopEvent::Cluster { at, view } => self.read(at, view),
+            TopEvent::Waiting(pods, unknown) => {
                 self.seen.waiting = Some(pods);
                 self.unknown = unknown;
                 self.leave_what_has_gone();
             }
-            Event::Usage { node, at, answer } => {
+            TopEvent::Usage { node, at, answer } => {
                 // The node may have gone while its agent was asked.
                 if self.seen.has(&node) {
-                    self.seen.answers.insert(node, Answer { at, usage: answer });
+                    self.seen.answers.insert(node, ReceivedUsage { at, usage: answer });
                 }
             }
-            Event::Refused(text) => self.refused = Some(text),
-            Event::Trouble(text) => self.trouble = text,
+            TopEvent::Refused(text) => self.refused = Some(text),
+            TopEvent::Trouble(text) => self.trouble = text,
         }
         self.settle(selected.as_ref().filter(|_| !is_key));
         self
@@ -197,12 +197,12 @@ impl State {
         }
     }
 
-    fn selected(&self) -> Option<Row> {
+    fn selected(&self) -> Option<TopRow> {
         rows(&self.seen).into_iter().nth(self.cursor)
     }
 
-    fn press(&mut self, key: Key, selected: Option<&Row>) {
-        if key == Key::Interrupt {
+    fn press(&mut self, key: KeyPress, selected: Option<&TopRow>) {
+        if key == KeyPress::Interrupt {
             self.done = true;
             return;
         }
@@ -212,10 +212,10 @@ impl State {
         }
         if self.typing {
             match key {
-                Key::Char(character) if self.seen.filter.len() < 64 => self.seen.filter.push(character),
-                Key::Backspace => drop(self.seen.filter.pop()),
-                Key::Enter => self.typing = false,
-                Key::Esc => {
+                KeyPress::Char(character) if self.seen.filter.len() < 64 => self.seen.filter.push(character),
+                KeyPress::Backspace => drop(self.seen.filter.pop()),
+                KeyPress::Enter => self.typing = false,
+                KeyPress::Esc => {
                     self.typing = false;
                     self.seen.filter.clear();
                 }
@@ -226,36 +226,36 @@ impl State {
         }
         let page = self.height().max(1);
         match key {
-            Key::Char('q') => self.done = true,
-            Key::Char('?') => self.help = true,
-            Key::Char('/') => self.typing = true,
-            Key::Char('s') => self.seen.sort = self.seen.sort.next(),
-            Key::Char('t') => self.seen.tree = !self.seen.tree,
-            Key::Char('p') if *self.seen.screen() != Screen::Pods => self.enter(Screen::Pods),
-            Key::Char('w') if *self.seen.screen() != Screen::Waiting => self.enter(Screen::Waiting),
-            Key::Up | Key::Char('k') => self.cursor = self.cursor.saturating_sub(1),
-            Key::Down | Key::Char('j') => self.cursor = self.cursor.saturating_add(1),
-            Key::PageUp => self.cursor = self.cursor.saturating_sub(page),
-            Key::PageDown => self.cursor = self.cursor.saturating_add(page),
-            Key::Home | Key::Char('g') => self.cursor = 0,
-            Key::End | Key::Char('G') => self.cursor = usize::MAX,
-            Key::Enter => match selected {
-                Some(Row { of: Of::Node, node, .. }) => self.enter(Screen::Node(node.clone())),
-                Some(Row {
+            KeyPress::Char('q') => self.done = true,
+            KeyPress::Char('?') => self.help = true,
+            KeyPress::Char('/') => self.typing = true,
+            KeyPress::Char('s') => self.seen.sort = self.seen.sort.next(),
+            KeyPress::Char('t') => self.seen.tree = !self.seen.tree,
+            KeyPress::Char('p') if *self.seen.screen() != Screen::Pods => self.enter(Screen::Pods),
+            KeyPress::Char('w') if *self.seen.screen() != Screen::Waiting => self.enter(Screen::Waiting),
+            KeyPress::Up | KeyPress::Char('k') => self.cursor = self.cursor.saturating_sub(1),
+            KeyPress::Down | KeyPress::Char('j') => self.cursor = self.cursor.saturating_add(1),
+            KeyPress::PageUp => self.cursor = self.cursor.saturating_sub(page),
+            KeyPress::PageDown => self.cursor = self.cursor.saturating_add(page),
+            KeyPress::Home | KeyPress::Char('g') => self.cursor = 0,
+            KeyPress::End | KeyPress::Char('G') => self.cursor = usize::MAX,
+            KeyPress::Enter => match selected {
+                Some(TopRow { of: Of::Node, node, .. }) => self.enter(Screen::Node(node.clone())),
+                Some(TopRow {
                     of: Of::Gpu(_), node, ..
                 }) if *self.seen.screen() == Screen::Cluster => {
                     self.enter(Screen::Node(node.clone()));
                 }
-                Some(Row { of: Of::Pod(uid, _), .. }) if !matches!(self.seen.screen(), Screen::Pod(_)) => {
+                Some(TopRow { of: Of::Pod(uid, _), .. }) if !matches!(self.seen.screen(), Screen::Pod(_)) => {
                     self.enter(Screen::Pod(uid.clone()));
                 }
-                Some(Row {
+                Some(TopRow {
                     of: Of::Waiting(key), ..
                 }) => self.enter(Screen::Why(key.clone())),
                 _ => {}
             },
-            Key::Esc if !self.seen.filter.is_empty() => self.seen.filter.clear(),
-            Key::Esc => self.leave(),
+            KeyPress::Esc if !self.seen.filter.is_empty() => self.seen.filter.clear(),
+            KeyPress::Esc => self.leave(),
             _ => {}
         }
     }
@@ -276,9 +276,9 @@ impl State {
     }
 
     /// Put the cursor on an existing row, and show it. `selected` is the row that it was on, which may be elsewhere now.
-    fn settle(&mut self, selected: Option<&Row>) {
+    fn settle(&mut self, selected: Option<&TopRow>) {
         let rows = rows(&self.seen);
-        let same = |a: &Row, b: &Row| (&a.node, &a.of) == (&b.node, &b.of);
+        let same = |a: &TopRow, b: &TopRow| (&a.node, &a.of) == (&b.node, &b.of);
         let found = selected.and_then(|selected| rows.iter().position(|row| same(row, selected)));
         self.cursor = found.unwrap_or(self.cursor).min(rows.len().saturating_sub(1));
         let height = self.height().max(1);

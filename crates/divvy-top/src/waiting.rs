@@ -1,15 +1,15 @@
 //! The pods that wait for GPUs.
 
 use divvy_host::plain_line;
-use divvy_view::Waiting;
+use divvy_view::WaitingPod;
 use textwrap::{Options, WordSplitter, WrapAlgorithm};
 
-use crate::row::{Of, Row, time};
-use crate::seen::Seen;
+use crate::row::{Of, TopRow, time};
+use crate::seen::SeenCluster;
 
 /// Return a row for each waiting pod.
-pub(crate) fn rows(seen: &Seen) -> impl Iterator<Item = Row> {
-    seen.waiting.iter().flatten().map(|pod| Row {
+pub(crate) fn rows(seen: &SeenCluster) -> impl Iterator<Item = TopRow> {
+    seen.waiting.iter().flatten().map(|pod| TopRow {
         node: String::new(),
         of: Of::Waiting(pod.full_name()),
         indent: 0,
@@ -22,9 +22,9 @@ pub(crate) fn rows(seen: &Seen) -> impl Iterator<Item = Row> {
 }
 
 /// Return why a pod waits and all suggestions, as rows with a line each.
-pub(crate) fn explanation(seen: &Seen, key: &str) -> Vec<Row> {
+pub(crate) fn explanation(seen: &SeenCluster, key: &str) -> Vec<TopRow> {
     let lines = seen.waiting_pod(key).map(|pod| explained(pod, seen.columns, usize::MAX));
-    let row = |(number, text): (usize, String)| Row {
+    let row = |(number, text): (usize, String)| TopRow {
         node: String::new(),
         of: Of::Line(number),
         indent: 0,
@@ -38,7 +38,7 @@ pub(crate) fn explanation(seen: &Seen, key: &str) -> Vec<Row> {
 }
 
 /// Return the sentence why a pod waits, wrapped, and below it at most `most` suggestions.
-pub(crate) fn explained(pod: &Waiting, columns: u16, most: usize) -> Vec<String> {
+pub(crate) fn explained(pod: &WaitingPod, columns: u16, most: usize) -> Vec<String> {
     let mut lines = wrapped("", "", &pod.why, columns);
     for help in pod.help.iter().take(most) {
         lines.extend(wrapped("- ", "  ", help, columns));
@@ -47,7 +47,7 @@ pub(crate) fn explained(pod: &Waiting, columns: u16, most: usize) -> Vec<String>
 }
 
 /// Return the lines of a waiting pod in a table that takes no keys: its name, for how long it waits, the sentence, and the best suggestion.
-pub(crate) fn listed(pod: &Waiting, columns: u16) -> Vec<String> {
+pub(crate) fn listed(pod: &WaitingPod, columns: u16) -> Vec<String> {
     let first = match pod.seconds {
         Some(seconds) => format!("{}  {}", pod.full_name(), time(seconds)),
         None => pod.full_name(),

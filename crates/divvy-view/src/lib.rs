@@ -15,12 +15,12 @@ use std::sync::Arc;
 use divvy_model::{
     ContainerKind, Enforcement, Health, Held, MemoryUnit, MiB, Node, Partition, Pod, PodRequest, Vendor, WholeKind,
 };
-use divvy_placement::parts::{self, Part};
+use divvy_placement::parts::{self, HeldShare};
 use divvy_placement::{GpuRef, GpuState, NodeGpus};
 use serde::Serialize;
 
 pub use no_usage::NoUsage;
-pub use waiting::Waiting;
+pub use waiting::WaitingPod;
 
 /// The allocations in a cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -286,7 +286,7 @@ pub fn view<'a>(nodes: impl IntoIterator<Item = &'a Node>, pods: impl IntoIterat
 /// Computes a view from nodes and pods as they arrive, so that a large cluster is never in memory as nodes, as pods, and as a view.
 #[derive(Debug, Default)]
 pub struct Builder {
-    nodes: Vec<Begun>,
+    nodes: Vec<BegunNode>,
     by_name: HashMap<String, usize>,
     /// The unit of the first node.
     unit: Option<MemoryUnit>,
@@ -294,7 +294,7 @@ pub struct Builder {
 
 /// A node, and what of its inventory its pods are compared with.
 #[derive(Debug)]
-struct Begun {
+struct BegunNode {
     view: NodeView,
     /// The memory that each GPU offers, in the order of the view's GPUs.
     capacities: Box<[MiB]>,
@@ -368,7 +368,7 @@ fn unit(node: &Node) -> MemoryUnit {
 }
 
 /// Return a node without its pods. `None` if it has no GPUs that Divvy offers.
-fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
+fn begin(node: Node, unit: MemoryUnit) -> Option<BegunNode> {
     let by_division = gpus_by_division(&node);
     let states = GpuState::list(&node, unit);
     let inventory = match node.inventory {
@@ -422,7 +422,7 @@ fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
         unnamed: Vec::new(),
         driver_trouble,
     };
-    Some(Begun {
+    Some(BegunNode {
         view,
         capacities,
         anywhere: MiB::ZERO,
@@ -431,8 +431,8 @@ fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
 }
 
 /// Return a node whose pods have all been added, with its sums.
-fn ended(begun: Begun) -> NodeView {
-    let Begun {
+fn ended(begun: BegunNode) -> NodeView {
+    let BegunNode {
         view: mut node,
         capacities,
         anywhere,
@@ -513,7 +513,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
         .collect()
 }
 
-impl NodeGpus for Begun {
+impl NodeGpus for BegunNode {
     fn gpu(&self, position: usize) -> Option<GpuRef<'_>> {
         self.view.gpus.get(position).map(|gpu| GpuRef {
             vendor: gpu.vendor.unwrap_or_default(),
@@ -531,7 +531,7 @@ impl NodeGpus for Begun {
     }
 }
 
-impl Begun {
+impl BegunNode {
     /// Add a pod to the GPUs that it holds, to the pending pods, and to those of whose GPUs only the number is known.
     fn place(&mut self, pod: &Pod) {
         let parts = parts::of_pod(pod, self, self.view.unit);
@@ -587,7 +587,7 @@ impl Begun {
     }
 
     /// Return the whole GPUs of a pod of which only the number is known, or which the node no longer has.
-    fn unnamed(&self, pod: &Pod, parts: &[Part]) -> Option<UnnamedView> {
+    fn unnamed(&self, pod: &Pod, parts: &[HeldShare]) -> Option<UnnamedView> {
         let request = pod.request.whole.as_deref()?;
         // Another device plugin may offer the resource. Then Divvy has nothing to show.
         self.view.gpus.iter().find(|gpu| gpu.whole == Some(request.kind))?;
@@ -611,7 +611,7 @@ fn asked(pod: &Pod) -> u64 {
 }
 
 /// Return what enforces a pod's share of a GPU, as its allocation says.
-fn enforcement(pod: &Pod, part: &Part) -> Option<&'static str> {
+fn enforcement(pod: &Pod, part: &HeldShare) -> Option<&'static str> {
     let Held::Allocation(allocation) = &pod.held else {
         return None;
     };

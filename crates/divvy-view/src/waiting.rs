@@ -3,7 +3,7 @@ use serde::Serialize;
 /// A pod that waits for GPUs, with the answer of `divvy why` in short.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Waiting {
+pub struct WaitingPod {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
@@ -18,7 +18,7 @@ pub struct Waiting {
     pub help: Vec<String>,
 }
 
-impl Waiting {
+impl WaitingPod {
     /// Return the namespace and the name: `ml/train`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)

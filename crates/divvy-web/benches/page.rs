@@ -12,9 +12,9 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use criterion::{Criterion, criterion_group, criterion_main};
-use divvy_page::{Address, Filter, History, Measured, Scene, listing, page, part};
-use divvy_view_sim::{Cluster, equal};
-use divvy_web::{Hosts, Hub, LocalToken, router};
+use divvy_page::{ClusterScene, Filter, MeasuredUsage, PageAddress, UsageHistory, listing, page, part};
+use divvy_view_sim::{ClusterMoment, equal};
+use divvy_web::{Hosts, LocalToken, PageHub, router};
 use http::Request;
 use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
@@ -24,15 +24,15 @@ const PODS: u64 = 4;
 /// The limit on the compressed size.
 const BYTES: usize = 50_000;
 
-fn scene(cluster: Cluster) -> Scene {
+fn scene(cluster: ClusterMoment) -> ClusterScene {
     let at = cluster.at;
     let answers = cluster.usage.into_iter();
-    Scene {
+    ClusterScene {
         at,
         view: cluster.view,
-        answers: answers.map(|(node, usage)| (node, Measured { at, usage })).collect(),
+        answers: answers.map(|(node, usage)| (node, MeasuredUsage { at, usage })).collect(),
         waiting: cluster.waiting,
-        ..Scene::default()
+        ..ClusterScene::default()
     }
 }
 
@@ -58,7 +58,7 @@ fn benches(criterion: &mut Criterion) {
         .expect("a runtime");
     let gate = LocalToken::random().expect("random");
     let token = gate.text().to_owned();
-    let hub = Arc::new(Hub::new());
+    let hub = Arc::new(PageHub::new());
     let router = router(hub.clone(), Arc::new(gate), Hosts::loopback(80));
     for pods in 1..=4 {
         hub.show(scene(equal(100, pods, 0)));
@@ -68,8 +68,8 @@ fn benches(criterion: &mut Criterion) {
         );
     }
     let hundred = scene(equal(100, PODS, 0));
-    let address = Address::Cluster(Filter::default());
-    let html = page(&hundred, &History::default(), &address, "v").expect("a page");
+    let address = PageAddress::Cluster(Filter::default());
+    let html = page(&hundred, &UsageHistory::default(), &address, "v").expect("a page");
 
     hub.show(hundred.clone());
     let compressed = ask(&runtime, &router, &token);
@@ -79,7 +79,7 @@ fn benches(criterion: &mut Criterion) {
     );
     assert!(compressed <= BYTES);
     criterion.bench_function("render a page of 100 nodes", |bencher| {
-        bencher.iter(|| page(black_box(&hundred), &History::default(), &address, "v"));
+        bencher.iter(|| page(black_box(&hundred), &UsageHistory::default(), &address, "v"));
     });
     criterion.bench_function("answer with a page of 100 nodes, compressed", |bencher| {
         bencher.iter(|| ask(&runtime, &router, &token))
@@ -88,13 +88,13 @@ fn benches(criterion: &mut Criterion) {
     criterion.bench_function("all parts of this page for a stream", |bencher| {
         bencher.iter(|| {
             keys.iter()
-                .filter_map(|key| part(&hundred, &History::default(), &address, key))
+                .filter_map(|key| part(&hundred, &UsageHistory::default(), &address, key))
                 .map(|part| part.len())
                 .sum::<usize>()
         });
     });
-    let scenes: Vec<Scene> = (0..2).map(|step| scene(equal(5000, PODS, step))).collect();
-    let before = Scene {
+    let scenes: Vec<ClusterScene> = (0..2).map(|step| scene(equal(5000, PODS, step))).collect();
+    let before = ClusterScene {
         answers: BTreeMap::new(),
         ..scenes[0].clone()
     };

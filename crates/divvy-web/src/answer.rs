@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use axum::body::Body;
 use axum::response::Response;
-use divvy_page::{Message, message};
+use divvy_page::{MessagePage, message};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -73,7 +73,7 @@ fn reads_gzip(request: &HeaderMap) -> bool {
 
 /// Return a page with a message.
 pub(crate) fn says(request: &HeaderMap, status: StatusCode, title: &str, sentences: &[&str], sign_in: bool) -> Response {
-    let page = message(&Message {
+    let page = message(&MessagePage {
         title: title.to_owned(),
         sentences: sentences.iter().map(|sentence| (*sentence).to_owned()).collect(),
         sign_in,

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
-use divvy_page::{Address, Key};
+use divvy_page::{PageAddress, PartKey};
 use futures::{Stream, stream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::Gate;
-use crate::hub::{Followed, Hub};
-use crate::version::Version;
+use crate::hub::{Followed, PageHub};
+use crate::version::SceneVersion;
 
 /// How often a comment is sent, so that a connection that is gone is noticed.
 const ALIVE: Duration = Duration::from_secs(15);
@@ -26,42 +26,42 @@ const ALIVE: Duration = Duration::from_secs(15);
 const CHECK: Duration = Duration::from_secs(60);
 
 /// A client that follows a page.
-pub(crate) struct Client {
-    pub(crate) hub: Arc<Hub>,
+pub(crate) struct EventsClient {
+    pub(crate) hub: Arc<PageHub>,
     pub(crate) gate: Arc<dyn Gate>,
     pub(crate) token: String,
-    pub(crate) address: Address,
+    pub(crate) address: PageAddress,
     /// Which parts the client's page has.
     pub(crate) list: String,
     /// The version that the client has. `None` if that is not known.
-    pub(crate) since: Option<Version>,
+    pub(crate) since: Option<SceneVersion>,
     /// One of the limited places.
     pub(crate) _place: OwnedSemaphorePermit,
 }
 
 /// Return the answer with the stream.
-pub(crate) fn follow(client: Client) -> Response {
+pub(crate) fn follow(client: EventsClient) -> Response {
     Sse::new(events(client))
         .keep_alive(KeepAlive::new().interval(ALIVE))
         .into_response()
 }
 
 struct Following {
-    client: Client,
+    client: EventsClient,
     _followed: Followed,
     versions: watch::Receiver<u64>,
     /// What the client has of all parts.
-    has: Option<Version>,
+    has: Option<SceneVersion>,
     /// The parts that are sent next, and the version that the client has after them.
-    next: VecDeque<Key>,
-    then: Option<Version>,
+    next: VecDeque<PartKey>,
+    then: Option<SceneVersion>,
     /// What was sent, to send nothing that looks the same.
-    sent: HashMap<Key, u64>,
+    sent: HashMap<PartKey, u64>,
     check: Instant,
     ended: bool,
 }
 
-fn events(client: Client) -> impl Stream<Item = Result<Event, Infallible>> {
+fn events(client: EventsClient) -> impl Stream<Item = Result<Event, Infallible>> {
     let following = Following {
         _followed: client.hub.follow(&client.address),
         versions: client.hub.versions(),
@@ -101,7 +101,7 @@ impl Following {
             }
             // What changes from here on wakes the wait below.
             self.versions.mark_unchanged();
-            let Client { hub, address, list, .. } = &self.client;
+            let EventsClient { hub, address, list, .. } = &self.client;
             let Some((keys, now)) = self.has.and_then(|has| hub.changes(address, list, has)) else {
                 self.ended = true;
                 return Some(Event::default().event("reload").data("reload"));
@@ -120,7 +120,7 @@ impl Following {
     }
 
     /// Return the event with a part, if the part looks different from what was sent last.
-    fn part(&mut self, key: Key) -> Option<Event> {
+    fn part(&mut self, key: PartKey) -> Option<Event> {
         let html = self.client.hub.part(&self.client.address, &key)?;
         let mut hasher = DefaultHasher::new();
         html.hash(&mut hasher);

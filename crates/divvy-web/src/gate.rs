@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq as _;
 /// Decides by a token who may see the pages.
 pub trait Gate: Send + Sync + 'static {
     /// Check a token. It is not empty, and its size is limited.
-    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), Refused>>;
+    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), TokenRefusal>>;
 
     /// Return sentences that say how to get a token, for the page of a client without one.
     fn how(&self) -> &str;
@@ -16,7 +16,7 @@ pub trait Gate: Send + Sync + 'static {
 
 /// Why a token does not open the pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub enum TokenRefusal {
     /// The token is wrong, or has expired.
     Unknown,
     /// The token is right, but its user may not see the pages.
@@ -58,9 +58,9 @@ impl LocalToken {
 }
 
 impl Gate for LocalToken {
-    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), Refused>> {
+    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), TokenRefusal>> {
         let same = bool::from(self.0.as_bytes().ct_eq(token.as_bytes()));
-        Box::pin(std::future::ready(if same { Ok(()) } else { Err(Refused::Unknown) }))
+        Box::pin(std::future::ready(if same { Ok(()) } else { Err(TokenRefusal::Unknown) }))
     }
 
     fn how(&self) -> &str {

@@ -5,54 +5,54 @@ use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomS
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use divvy_page::{Address, Filter, History, Key, Listing, Measured, Scene, listing, page, part};
+use divvy_page::{ClusterScene, Filter, MeasuredUsage, PageAddress, PageParts, PartKey, UsageHistory, listing, page, part};
 use divvy_view::NodeView;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::version::Version;
+use crate::version::SceneVersion;
 
 /// For how long after a page was rendered its nodes are wanted.
 const WANTED: Duration = Duration::from_secs(60);
 
-/// What all pages and streams are made of. Each change of the scene has a version; [`Hub::show`] finds out which parts changed in it.
+/// What all pages and streams are made of. Each change of the scene has a version; [`PageHub::show`] finds out which parts changed in it.
 #[derive(Debug)]
-pub struct Hub {
-    state: RwLock<State>,
+pub struct PageHub {
+    state: RwLock<HubState>,
     newest: watch::Sender<u64>,
-    asked: RwLock<Asked>,
+    asked: RwLock<WantedNodes>,
 }
 
 #[derive(Debug)]
-struct State {
-    scene: Scene,
-    history: History,
+struct HubState {
+    scene: ClusterScene,
+    history: UsageHistory,
     /// A number for this run of the program: the versions of another run mean nothing here.
     run: u64,
     version: u64,
     /// The version in which a part changed last.
     changed: BTreeMap<String, u64>,
-    totals: Seen,
-    waiting: Seen,
+    totals: SeenPart,
+    waiting: SeenPart,
 }
 
 /// What is different in a new scene.
-struct Compared {
+struct SceneDifference {
     nodes: Vec<String>,
-    totals: Seen,
-    waiting: Seen,
+    totals: SeenPart,
+    waiting: SeenPart,
 }
 
 /// A part that is compared by what it looks like.
 #[derive(Debug, Default, Clone, Copy)]
-struct Seen {
+struct SeenPart {
     hash: u64,
     changed: u64,
 }
 
 /// Which nodes are wanted.
 #[derive(Debug, Default)]
-struct Asked {
+struct WantedNodes {
     rendered: BTreeMap<String, Instant>,
     /// When any page was rendered last.
     last: Option<Instant>,
@@ -60,34 +60,34 @@ struct Asked {
     next: u64,
 }
 
-impl Default for Hub {
-    fn default() -> Hub {
-        Hub::new()
+impl Default for PageHub {
+    fn default() -> PageHub {
+        PageHub::new()
     }
 }
 
-impl Hub {
+impl PageHub {
     /// Make a hub that shows an empty cluster.
-    pub fn new() -> Hub {
+    pub fn new() -> PageHub {
         let run = RandomState::new().build_hasher().finish();
-        Hub {
-            state: RwLock::new(State {
-                scene: Scene::default(),
-                history: History::default(),
+        PageHub {
+            state: RwLock::new(HubState {
+                scene: ClusterScene::default(),
+                history: UsageHistory::default(),
                 run,
                 version: 0,
                 changed: BTreeMap::new(),
-                totals: Seen::default(),
-                waiting: Seen::default(),
+                totals: SeenPart::default(),
+                waiting: SeenPart::default(),
             }),
             newest: watch::Sender::new(0),
-            asked: RwLock::new(Asked::default()),
+            asked: RwLock::new(WantedNodes::default()),
         }
     }
 
     /// Show this scene from now on. While it is compared with the scene before, pages can be rendered. Only one thread may call this at a time: between the
     /// comparison and the replacement, another call could replace the scene.
-    pub fn show(&self, scene: Scene) {
+    pub fn show(&self, scene: ClusterScene) {
         let compared = self.read().compared(&scene);
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let before = state.show(scene, compared);
@@ -98,7 +98,7 @@ impl Hub {
         drop(before);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    fn read(&self) -> RwLockReadGuard<'_, HubState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -123,7 +123,7 @@ impl Hub {
     }
 
     /// Return a page. `None` if it does not exist.
-    pub(crate) fn page(&self, address: &Address) -> Option<String> {
+    pub(crate) fn page(&self, address: &PageAddress) -> Option<String> {
         let state = self.read();
         let page = page(&state.scene, &state.history, address, &state.now().to_string())?;
         let nodes = listing(&state.scene, address).map(nodes).unwrap_or_default();
@@ -143,25 +143,25 @@ impl Hub {
 
     /// Return the parts of a page that changed after a version, and the version now. `None` if the page must be loaded again: it has other parts than the
     /// client's (`list`), or the version is not one of this run.
-    pub(crate) fn changes(&self, address: &Address, list: &str, since: Version) -> Option<(Vec<Key>, Version)> {
+    pub(crate) fn changes(&self, address: &PageAddress, list: &str, since: SceneVersion) -> Option<(Vec<PartKey>, SceneVersion)> {
         let state = self.read();
         let now = state.now();
         let listing = listing(&state.scene, address).filter(|listing| listing.list == list)?;
         if since.run != now.run || since.number > now.number {
             return None;
         }
-        let changed = |key: &Key| state.changed(key) > since.number;
+        let changed = |key: &PartKey| state.changed(key) > since.number;
         Some((listing.keys.into_iter().filter(changed).collect(), now))
     }
 
     /// Return a part of a page as it is now.
-    pub(crate) fn part(&self, address: &Address, key: &Key) -> Option<String> {
+    pub(crate) fn part(&self, address: &PageAddress, key: &PartKey) -> Option<String> {
         let state = self.read();
         part(&state.scene, &state.history, address, key)
     }
 
     /// Follow the nodes of a page until the result is dropped.
-    pub(crate) fn follow(self: &Arc<Hub>, address: &Address) -> Followed {
+    pub(crate) fn follow(self: &Arc<PageHub>, address: &PageAddress) -> Followed {
         let state = self.read();
         let nodes = listing(&state.scene, address).map(nodes).unwrap_or_default();
         drop(state);
@@ -176,7 +176,7 @@ impl Hub {
 /// A stream's interest in the nodes of its page.
 #[derive(Debug)]
 pub(crate) struct Followed {
-    hub: Arc<Hub>,
+    hub: Arc<PageHub>,
     id: u64,
 }
 
@@ -191,32 +191,32 @@ impl Drop for Followed {
     }
 }
 
-fn nodes(listing: Listing) -> Vec<String> {
+fn nodes(listing: PageParts) -> Vec<String> {
     let node = |key| match key {
-        Key::Node(name) => Some(name),
-        Key::Totals | Key::Waiting => None,
+        PartKey::Node(name) => Some(name),
+        PartKey::Totals | PartKey::Waiting => None,
     };
     listing.keys.into_iter().filter_map(node).collect()
 }
 
-impl State {
-    fn now(&self) -> Version {
-        Version {
+impl HubState {
+    fn now(&self) -> SceneVersion {
+        SceneVersion {
             run: self.run,
             number: self.version,
         }
     }
 
-    fn changed(&self, key: &Key) -> u64 {
+    fn changed(&self, key: &PartKey) -> u64 {
         match key {
-            Key::Totals => self.totals.changed,
-            Key::Waiting => self.waiting.changed,
-            Key::Node(name) => self.changed.get(name).copied().unwrap_or(0),
+            PartKey::Totals => self.totals.changed,
+            PartKey::Waiting => self.waiting.changed,
+            PartKey::Node(name) => self.changed.get(name).copied().unwrap_or(0),
         }
     }
 
     /// Find out which parts of a scene look different from the one that is shown.
-    fn compared(&self, scene: &Scene) -> Compared {
+    fn compared(&self, scene: &ClusterScene) -> SceneDifference {
         let version = self.version + 1;
         let old = &self.scene;
         let is_same = |node: &NodeView| looks(old, old.node(&node.name)) == looks(scene, Some(node));
@@ -225,7 +225,7 @@ impl State {
             part(scene, &self.history, &address, &key).hash(&mut hasher);
             hasher.finish()
         };
-        Compared {
+        SceneDifference {
             nodes: scene
                 .view
                 .nodes
@@ -235,13 +235,13 @@ impl State {
                 .collect(),
             totals: self
                 .totals
-                .next(hash(Address::Cluster(Filter::default()), Key::Totals), version),
-            waiting: self.waiting.next(hash(Address::Waiting, Key::Waiting), version),
+                .next(hash(PageAddress::Cluster(Filter::default()), PartKey::Totals), version),
+            waiting: self.waiting.next(hash(PageAddress::Waiting, PartKey::Waiting), version),
         }
     }
 
     /// Show a scene, and return the one before.
-    fn show(&mut self, scene: Scene, compared: Compared) -> Scene {
+    fn show(&mut self, scene: ClusterScene, compared: SceneDifference) -> ClusterScene {
         self.version += 1;
         let old = std::mem::replace(&mut self.scene, scene);
         self.history.record(&self.scene);
@@ -256,21 +256,21 @@ impl State {
 
 /// Return what a node looks like, without the number of the sample and the time of the answer, which change each time. A minute is a change: the last hour has
 /// another point.
-fn looks<'s>(scene: &'s Scene, node: Option<&'s NodeView>) -> impl PartialEq + 's {
+fn looks<'s>(scene: &'s ClusterScene, node: Option<&'s NodeView>) -> impl PartialEq + 's {
     let answer = node.and_then(|node| scene.answers.get(&node.name));
-    let usage = |answer: &'s Measured| {
+    let usage = |answer: &'s MeasuredUsage| {
         let usage = answer.usage.as_ref();
         (answer.at / 60, usage.map(|usage| (usage.v, &usage.gpus, &usage.containers)))
     };
     (node, answer.map(usage))
 }
 
-impl Seen {
-    fn next(self, hash: u64, version: u64) -> Seen {
+impl SeenPart {
+    fn next(self, hash: u64, version: u64) -> SeenPart {
         if self.hash == hash && self.changed > 0 {
             self
         } else {
-            Seen { hash, changed: version }
+            SeenPart { hash, changed: version }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The web pages of [`divvy_page`] over HTTP, for `divvy web` and for the extender.
 //!
-//! - [`Hub`]: the scene that is shown now, and what changed since when
+//! - [`PageHub`]: the scene that is shown now, and what changed since when
 //! - [`Gate`]: who may see it
 //! - [`Hosts`]: under which names
 //! - [`Impatient`]: a connection that ends when its client reads nothing
@@ -21,9 +21,9 @@ mod serve;
 mod session;
 mod version;
 
-pub use gate::{Gate, LocalToken, Refused};
+pub use gate::{Gate, LocalToken, TokenRefusal};
 pub use hosts::Hosts;
-pub use hub::Hub;
+pub use hub::PageHub;
 pub use impatient::Impatient;
 pub use routes::router;
 pub use serve::{PATIENCE, limits, serve};

@@ -8,14 +8,14 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use divvy_page::{Address, NoAddress, SCRIPT, STYLE};
+use divvy_page::{NoAddress, PageAddress, SCRIPT, STYLE};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use tokio::sync::Semaphore;
 
 use crate::answer::{self, says, see};
-use crate::events::{Client, follow};
+use crate::events::{EventsClient, follow};
 use crate::session::{cookie, is_token, token};
-use crate::{Gate, Hosts, Hub, Refused};
+use crate::{Gate, Hosts, PageHub, TokenRefusal};
 
 /// The maximum number of streams at the same time.
 const STREAMS: usize = 64;
@@ -24,18 +24,18 @@ const FORM_BYTES: usize = 16 << 10;
 /// When a client may try again, in seconds.
 const AGAIN: &str = "10";
 
-struct Site {
-    hub: Arc<Hub>,
+struct WebSite {
+    hub: Arc<PageHub>,
     gate: Arc<dyn Gate>,
     hosts: Hosts,
     streams: Arc<Semaphore>,
 }
 
-type Shared = State<Arc<Site>>;
+type SiteState = State<Arc<WebSite>>;
 
 /// Return the pages as a router.
-pub fn router(hub: Arc<Hub>, gate: Arc<dyn Gate>, hosts: Hosts) -> Router {
-    let site = Arc::new(Site {
+pub fn router(hub: Arc<PageHub>, gate: Arc<dyn Gate>, hosts: Hosts) -> Router {
+    let site = Arc::new(WebSite {
         hub,
         gate,
         hosts,
@@ -63,7 +63,7 @@ pub fn router(hub: Arc<Hub>, gate: Arc<dyn Gate>, hosts: Hosts) -> Router {
 }
 
 /// What holds for every request and every answer.
-async fn outside(State(site): Shared, request: Request, next: Next) -> Response {
+async fn outside(State(site): SiteState, request: Request, next: Next) -> Response {
     let response = if site.hosts.accept(request.uri(), request.headers()) {
         next.run(request).await
     } else {
@@ -84,7 +84,7 @@ async fn asset(headers: HeaderMap, kind: &'static str, text: &'static str) -> Re
 }
 
 /// Return a page.
-async fn page(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
+async fn page(State(site): SiteState, uri: Uri, headers: HeaderMap) -> Response {
     if let Some((token, rest)) = token_in(&uri) {
         return match site.check(Some(&token)).await {
             Ok(_) => with_cookie(see(&rest), Some(&token), &site),
@@ -101,7 +101,7 @@ async fn page(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
         return later(response);
     }
     let text = uri.path_and_query().map_or("/", |text| text.as_str());
-    let wrong = match Address::parse(text) {
+    let wrong = match PageAddress::parse(text) {
         Ok(address) => match site.hub.page(&address) {
             Some(page) => return answer::text(&headers, StatusCode::OK, answer::HTML, page),
             None => NoAddress::Unknown,
@@ -145,7 +145,7 @@ fn token_in(uri: &Uri) -> Option<(String, String)> {
     Some((token.into_owned(), address))
 }
 
-async fn events(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
+async fn events(State(site): SiteState, uri: Uri, headers: HeaderMap) -> Response {
     let token = match site.check(token(&headers, &site.hosts.cookie)).await {
         Ok(token) => token,
         Err(refused) => return site.refuse(&headers, &refused),
@@ -153,7 +153,7 @@ async fn events(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
     let (mut at, mut list, mut since) = (None, String::new(), None);
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
         match &*key {
-            "at" => at = Address::parse(&value).ok(),
+            "at" => at = PageAddress::parse(&value).ok(),
             "list" => list = value.into_owned(),
             "since" => since = value.parse().ok(),
             _ => {}
@@ -182,7 +182,7 @@ async fn events(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
             false,
         ));
     };
-    follow(Client {
+    follow(EventsClient {
         hub: site.hub.clone(),
         gate: site.gate.clone(),
         token: token.to_owned(),
@@ -193,11 +193,11 @@ async fn events(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
     })
 }
 
-async fn form(State(site): Shared, headers: HeaderMap) -> Response {
+async fn form(State(site): SiteState, headers: HeaderMap) -> Response {
     says(&headers, StatusCode::OK, "Sign in", &[site.gate.how()], true)
 }
 
-async fn sign_in(State(site): Shared, request: Request) -> Response {
+async fn sign_in(State(site): SiteState, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let headers = parts.headers;
     if let Some(refusal) = foreign(&headers) {
@@ -215,7 +215,7 @@ async fn sign_in(State(site): Shared, request: Request) -> Response {
     }
 }
 
-async fn sign_out(State(site): Shared, headers: HeaderMap) -> Response {
+async fn sign_out(State(site): SiteState, headers: HeaderMap) -> Response {
     foreign(&headers).unwrap_or_else(|| with_cookie(see("/login"), None, &site))
 }
 
@@ -234,7 +234,7 @@ fn foreign(headers: &HeaderMap) -> Option<Response> {
     })
 }
 
-fn with_cookie(mut response: Response, token: Option<&str>, site: &Site) -> Response {
+fn with_cookie(mut response: Response, token: Option<&str>, site: &WebSite) -> Response {
     if let Some(cookie) = cookie(&site.hosts.cookie, token, site.hosts.tls) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }
@@ -248,17 +248,17 @@ fn later(mut response: Response<Body>) -> Response {
     response
 }
 
-impl Site {
+impl WebSite {
     /// Check a token, and return it.
-    async fn check<'t>(&self, token: Option<&'t str>) -> Result<&'t str, Refused> {
-        let token = token.filter(|token| is_token(token)).ok_or(Refused::Unknown)?;
+    async fn check<'t>(&self, token: Option<&'t str>) -> Result<&'t str, TokenRefusal> {
+        let token = token.filter(|token| is_token(token)).ok_or(TokenRefusal::Unknown)?;
         self.gate.check(token).await.map(|()| token)
     }
 
-    fn refuse(&self, headers: &HeaderMap, refused: &Refused) -> Response {
+    fn refuse(&self, headers: &HeaderMap, refused: &TokenRefusal) -> Response {
         let how = self.gate.how();
         match refused {
-            Refused::Unknown => {
+            TokenRefusal::Unknown => {
                 let text = "These pages need a token. There is none in this request, or it has expired.";
                 let mut response = says(headers, StatusCode::UNAUTHORIZED, "Sign in", &[text, how], true);
                 response
@@ -266,11 +266,11 @@ impl Site {
                     .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 response
             }
-            Refused::Forbidden { right } => {
+            TokenRefusal::Forbidden { right } => {
                 let text = format!("The token is valid, but its user may not see these pages. The missing right is: {right}.");
                 says(headers, StatusCode::FORBIDDEN, "Forbidden", &[&text, how], true)
             }
-            Refused::Unavailable { why } => later(says(
+            TokenRefusal::Unavailable { why } => later(says(
                 headers,
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Not available",

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
-use divvy_serve::{Door, Limits, Opened, Plain, Share};
+use divvy_serve::{CallerLimits, Door, OpenedConnection, Plain, ServerLimits};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -27,15 +27,15 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
 }
 
 /// The limits of a server of the pages.
-pub fn limits() -> Limits {
-    let share = Share {
+pub fn limits() -> ServerLimits {
+    let share = CallerLimits {
         connections: 256,
         // Users may come through the same proxy.
         per_address: 256,
         idle: Duration::from_secs(90),
         body_bytes: 64 << 10,
     };
-    Limits {
+    ServerLimits {
         known: share,
         unknown: share,
         handshakes: 64,
@@ -60,9 +60,9 @@ impl Door for WebDoor {
     type Peer = SocketAddr;
     const HANDSHAKE: bool = false;
 
-    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<Opened<Self::Io, SocketAddr>> {
+    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<OpenedConnection<Self::Io, SocketAddr>> {
         let opened = Plain { known: true }.open(stream, address).await?;
-        Some(Opened {
+        Some(OpenedConnection {
             io: Impatient::new(opened.io, PATIENCE),
             known: opened.known,
             peer: opened.peer,

@@ -5,18 +5,21 @@ use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind, limits, names, runtime}
 use divvy_placement::{Ask, NodeGpus as _};
 use serde::{Deserialize, Serialize};
 
-use crate::evaluate::Question;
-use crate::obstacle::Words;
+use crate::evaluate::SnapshotQuestion;
+use crate::obstacle::ObstacleWords;
 use crate::offers;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::amount_text;
-use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, PodName, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
+use crate::{
+    Change, ClusterSnapshot, GpuAnswer, Hold, NamedPods, Obstacle, PodController, PodName, Reported, Spoken, Suggestion, Wants,
+    gpus,
+};
 
 /// The state of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum State {
+pub enum PodState {
     /// The pod has no node yet.
     Waiting,
     /// The pod has a node.
@@ -34,13 +37,13 @@ pub struct Subject {
     pub pods: Vec<PodName>,
     /// The controller of the pods; `None` if they have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owner: Option<Owner>,
+    pub owner: Option<PodController>,
 }
 
 /// A request for GPU memory, or for whole GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Request {
+pub struct GpuRequest {
     /// The number of units of gpu-mem in total.
     pub units: u64,
     /// The same amount in MiB; `null` if it is more than can be counted.
@@ -58,7 +61,7 @@ pub struct Request {
 
 /// Nodes with the same first obstacle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct ObstacleGroup {
     /// The number of nodes.
     pub nodes: usize,
     /// What the nodes have in common, in words that follow "3 nodes: ".
@@ -81,7 +84,7 @@ pub struct NodeAnswer {
 /// A bound pod's share of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Share {
+pub struct BoundShare {
     /// The node's name.
     pub node: String,
     /// The GPU's NVML index; `null` if it is not known, or if the node has no such GPU.
@@ -105,11 +108,11 @@ pub struct Answer {
     #[serde(flatten)]
     pub subject: Subject,
     /// The state of the pods.
-    pub state: State,
+    pub state: PodState,
     /// The answer in a sentence that follows the pod's name.
     pub message: String,
     /// The request of each pod; `null` if it requests no GPU memory.
-    pub request: Option<Request>,
+    pub request: Option<GpuRequest>,
     /// The size of one unit of gpu-mem in MiB.
     #[serde(rename = "unitMiB")]
     pub unit: u64,
@@ -118,9 +121,9 @@ pub struct Answer {
     /// What keeps the pod from every node, or keeps Divvy from giving an answer.
     pub holds: Vec<Spoken<Hold>>,
     /// For a bound pod: its shares.
-    pub shares: Vec<Share>,
+    pub shares: Vec<BoundShare>,
     /// For a waiting pod: all nodes, grouped by their first obstacle, the largest group first.
-    pub groups: Vec<Group>,
+    pub groups: Vec<ObstacleGroup>,
     /// For a waiting pod: the nodes that have room, or those that come closest.
     pub closest: Vec<NodeAnswer>,
     /// For a waiting pod, if requested: all nodes.
@@ -152,14 +155,14 @@ impl Answer {
 const CLOSEST: usize = 3;
 
 /// Explain a pod. With `all_nodes`, include the obstacles on every node.
-pub fn answer(snapshot: &Snapshot, wants: &Wants, all_nodes: bool) -> Answer {
-    answer_naming(snapshot, wants, all_nodes, &Named::All)
+pub fn answer(snapshot: &ClusterSnapshot, wants: &Wants, all_nodes: bool) -> Answer {
+    answer_naming(snapshot, wants, all_nodes, &NamedPods::All)
 }
 
 /// Explain a pod as [`answer`] does, for a user who may not see the names of all pods. Nothing in the answer reveals them: no
 /// name, no namespace, no UID, no controller.
-pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named: &Named) -> Answer {
-    let question = Question::new(snapshot, wants, named);
+pub fn answer_naming(snapshot: &ClusterSnapshot, wants: &Wants, all_nodes: bool, named: &NamedPods) -> Answer {
+    let question = SnapshotQuestion::new(snapshot, wants, named);
     let mut answer = Answer {
         subject: Subject {
             pods: vec![PodName {
@@ -168,9 +171,9 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
             }],
             owner: wants.owner.clone(),
         },
-        state: State::Waiting,
+        state: PodState::Waiting,
         message: String::new(),
-        request: Some(Request {
+        request: Some(GpuRequest {
             units: question.ask.units,
             memory: snapshot.ledger.unit().memory(question.ask.units),
             gpus: question.ask.gpus,
@@ -189,10 +192,10 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
         age_seconds: None,
     };
     if wants.pod.ended() {
-        answer.state = State::Ended;
+        answer.state = PodState::Ended;
         answer.message = format!("has ended ({}); it holds no GPU memory.", wants.phase);
     } else if question.ask.is_nothing() {
-        answer.state = State::NoGpuMemory;
+        answer.state = PodState::NoGpuMemory;
         answer.request = None;
         answer.message = no_gpu_memory(snapshot, wants);
     } else if wants.pod.node.is_some() {
@@ -210,8 +213,8 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     }
     if hides_names(&answer) {
         answer.notes.push(match named {
-            Named::None => "Other pods are shown without their names, because you may not list pods.".to_owned(),
-            Named::All | Named::Of(_) => {
+            NamedPods::None => "Other pods are shown without their names, because you may not list pods.".to_owned(),
+            NamedPods::All | NamedPods::Of(_) => {
                 "Pods of other namespaces are shown without their names, because you may not list the pods of all namespaces."
                     .to_owned()
             }
@@ -237,7 +240,7 @@ fn hides_names(answer: &Answer) -> bool {
     holder || nodes().flat_map(|node| &node.obstacles).any(peer) || answer.suggestions.iter().any(ends)
 }
 
-fn no_gpu_memory(snapshot: &Snapshot, wants: &Wants) -> String {
+fn no_gpu_memory(snapshot: &ClusterSnapshot, wants: &Wants) -> String {
     let instead = offers::instead(snapshot, wants).map_or_else(String::new, |instead| format!(" {instead}"));
     format!(
         "asks for no GPU memory, so Divvy has no part in where it runs.{instead} To share a GPU, set {} in the limits of its container.",
@@ -245,8 +248,8 @@ fn no_gpu_memory(snapshot: &Snapshot, wants: &Wants) -> String {
     )
 }
 
-fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
-    answer.state = State::Bound;
+fn bound(answer: &mut Answer, snapshot: &ClusterSnapshot, wants: &Wants) {
+    answer.state = PodState::Bound;
     let pod = &wants.pod;
     let node = pod.node.as_deref().unwrap_or_default();
     let report = snapshot.ledger.whereabouts(pod);
@@ -258,7 +261,7 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
                 Some((uuid, index, model)) => (uuid, Some(index), model),
                 None => (Some(share.gpu), None, String::new()),
             };
-            Share {
+            BoundShare {
                 node: node.to_owned(),
                 index,
                 there,
@@ -324,7 +327,7 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
 }
 
 /// Report whether a bound pod has whole GPUs of another device plugin.
-fn is_of_another_plugin(snapshot: &Snapshot, pod: &Pod, node: &str) -> bool {
+fn is_of_another_plugin(snapshot: &ClusterSnapshot, pod: &Pod, node: &str) -> bool {
     let view = snapshot.ledger.node(node);
     let ask = Ask::of(&pod.request, snapshot.ledger.unit());
     view.and_then(|view| view.state())
@@ -337,8 +340,8 @@ fn kubelet_chose(pod: &Pod) -> bool {
 }
 
 /// Return the shares that the pod's annotations name.
-fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
-    let share = |index: Option<u32>, uuid: Option<String>, memory: MiB| Share {
+fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<BoundShare> {
+    let share = |index: Option<u32>, uuid: Option<String>, memory: MiB| BoundShare {
         node: node.to_owned(),
         index,
         there: None,
@@ -360,10 +363,10 @@ fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
     }
 }
 
-fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
+fn waiting(answer: &mut Answer, question: &SnapshotQuestion<'_>, all_nodes: bool) {
     let unit = question.snapshot.ledger.unit();
     let size = amount_text(&question.ask, unit);
-    let words = Words {
+    let words = ObstacleWords {
         unit,
         asked: &size,
         rules: question.ask.wanted().is_some(),
@@ -434,7 +437,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
 }
 
 /// Order the nodes by how much the pod lacks on each, the least first.
-fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize> {
+fn closest_first(question: &SnapshotQuestion<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize> {
     let memory = question.ask.memory.unwrap_or(MiB(u64::MAX));
     let price = |obstacle: &Obstacle| match obstacle {
         Obstacle::NoGpuMemory | Obstacle::NoWholeGpus { .. } => 1000,
@@ -466,14 +469,14 @@ fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize>
     order
 }
 
-fn groups(looks: &[Vec<Obstacle>], words: Words<'_>) -> Vec<Group> {
+fn groups(looks: &[Vec<Obstacle>], words: ObstacleWords<'_>) -> Vec<ObstacleGroup> {
     let mut counts: BTreeMap<Option<String>, usize> = BTreeMap::new();
     for look in looks {
         *counts.entry(look.first().map(|first| first.group(words))).or_default() += 1;
     }
-    let mut groups: Vec<Group> = counts
+    let mut groups: Vec<ObstacleGroup> = counts
         .into_iter()
-        .map(|(message, nodes)| Group {
+        .map(|(message, nodes)| ObstacleGroup {
             nodes,
             message: message.unwrap_or_else(|| "room for it".to_owned()),
         })
@@ -482,7 +485,7 @@ fn groups(looks: &[Vec<Obstacle>], words: Words<'_>) -> Vec<Group> {
     groups
 }
 
-fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], words: Words<'_>) -> NodeAnswer {
+fn node_answer(question: &SnapshotQuestion<'_>, position: usize, look: &[Obstacle], words: ObstacleWords<'_>) -> NodeAnswer {
     let node = question.site(position).name.clone();
     let report = question.ledger(position).explain(&node, &question.ask);
     let spoken = |obstacle: &Obstacle| Spoken {
@@ -499,7 +502,7 @@ fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], word
 
 /// Explain why kube-scheduler does not evict the pods of lower priority that are in the way. Return `None` if there are none, or
 /// if kube-scheduler may evict them.
-fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
+fn preemption(question: &SnapshotQuestion<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
     let pod = &question.wants.pod;
     let lacks_cores = |position: usize| matches!(looks[position].as_slice(), [Obstacle::GpuCores { .. }]);
     let lacks_memory = |position: usize| matches!(looks[position].as_slice(), [Obstacle::GpuMemory { .. }]);
@@ -541,7 +544,7 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
 }
 
 /// Add notes about other GPU software on the nodes that matter to the pod, and about settings in the pod itself.
-fn beside(answer: &mut Answer, question: &Question<'_>) {
+fn beside(answer: &mut Answer, question: &SnapshotQuestion<'_>) {
     let pod = &question.wants.pod;
     if question.ask.whole.is_some() || answer.request.is_none() || pod.ended() {
         return;

@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 
-use crate::{Answer, PodName, Snapshot, State, Wants, answer};
+use crate::{Answer, ClusterSnapshot, PodName, PodState, Wants, answer};
 
 /// Compute the answers in the order of the pods. Equal pods of one controller share an answer.
-pub fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer> {
+pub fn answers(snapshot: &ClusterSnapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer> {
     let mut kinds: Vec<(&Wants, Answer)> = Vec::new();
     // Only pods of the same controller can be equal, so each pod is compared with few others.
     let mut of_owner: BTreeMap<_, Vec<usize>> = BTreeMap::new();
@@ -36,7 +36,7 @@ pub fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Ans
 
 /// Report whether the answer only says where the pod runs.
 fn runs_well(wants: &Wants, answer: &Answer) -> bool {
-    answer.state == State::Bound
+    answer.state == PodState::Bound
         && wants.phase == "Running"
         && !wants.pod.deleting
         && !answer.shares.is_empty()

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use divvy_model::MiB;
 
-use crate::{Owner, PodName};
+use crate::{PodController, PodName};
 
 /// A change of the pod or of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub enum Change {
         deleting: bool,
         /// The controller that replaces the pod when it is deleted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        owner: Option<Owner>,
+        owner: Option<PodController>,
         /// Whether the pod has a higher priority than the waiting pod.
         more_important: bool,
         /// The GPU memory that the pod holds or requests.

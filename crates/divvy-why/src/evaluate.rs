@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_model::{MiB, WholeKind, names, runtime};
-use divvy_placement::{Ask, Ledger, Refusal, Unusable};
+use divvy_placement::{Ask, Ledger, NodeRefusal, UnusableGpus};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use crate::selector::{in_words, selects_node};
-use crate::{Change, ClaimState, Named, Obstacle, Site, Snapshot, Tenant, Wants};
+use crate::{Change, ClaimState, ClusterSnapshot, NamedPods, NodeSite, Obstacle, Tenant, Wants};
 use peers::Peers;
 
 /// The maximum number of obstacles that are kept per node. A pod may have thousands of rules.
@@ -18,13 +18,13 @@ const MOST: usize = 16;
 
 /// A pod that needs a node in a snapshot. The snapshot may be changed in one place, to try a change.
 #[derive(Debug)]
-pub(crate) struct Question<'a> {
-    pub(crate) snapshot: &'a Snapshot,
+pub(crate) struct SnapshotQuestion<'a> {
+    pub(crate) snapshot: &'a ClusterSnapshot,
     pub(crate) wants: Cow<'a, Wants>,
     pub(crate) ask: Ask,
-    pub(crate) named: &'a Named,
+    pub(crate) named: &'a NamedPods,
     /// The changed node, with its position.
-    site: Option<(usize, Site)>,
+    site: Option<(usize, NodeSite)>,
     /// The position of the pod that the change would end.
     gone: Option<usize>,
     /// The changed ledger of the changed node.
@@ -32,9 +32,9 @@ pub(crate) struct Question<'a> {
     peers: Peers,
 }
 
-impl<'a> Question<'a> {
-    pub(crate) fn new(snapshot: &'a Snapshot, wants: &'a Wants, named: &'a Named) -> Question<'a> {
-        let mut question = Question {
+impl<'a> SnapshotQuestion<'a> {
+    pub(crate) fn new(snapshot: &'a ClusterSnapshot, wants: &'a Wants, named: &'a NamedPods) -> SnapshotQuestion<'a> {
+        let mut question = SnapshotQuestion {
             snapshot,
             ask: Ask::of_pod(&wants.pod, snapshot.ledger.unit()),
             wants: Cow::Borrowed(wants),
@@ -49,8 +49,8 @@ impl<'a> Question<'a> {
     }
 
     /// Return the question as it is after a change; `None` if the change is about something that does not exist.
-    pub(crate) fn after(&self, change: &Change) -> Option<Question<'a>> {
-        let mut question = Question {
+    pub(crate) fn after(&self, change: &Change) -> Option<SnapshotQuestion<'a>> {
+        let mut question = SnapshotQuestion {
             snapshot: self.snapshot,
             ask: self.ask.clone(),
             wants: self.wants.clone(),
@@ -67,7 +67,7 @@ impl<'a> Question<'a> {
     }
 
     /// Change a node.
-    pub(crate) fn alter_site(&mut self, node: &str, alter: impl FnOnce(&mut Site)) -> Option<()> {
+    pub(crate) fn alter_site(&mut self, node: &str, alter: impl FnOnce(&mut NodeSite)) -> Option<()> {
         let position = self.position(node)?;
         let mut site = self.snapshot.sites[position].clone();
         alter(&mut site);
@@ -107,7 +107,7 @@ impl<'a> Question<'a> {
     }
 
     /// Return a node. If the question changes the node, return its changed state.
-    pub(crate) fn site(&self, position: usize) -> &Site {
+    pub(crate) fn site(&self, position: usize) -> &NodeSite {
         match &self.site {
             Some((changed, site)) if *changed == position => site,
             _ => &self.snapshot.sites[position],
@@ -187,8 +187,8 @@ impl<'a> Question<'a> {
     fn of_whole_gpus(&self, position: usize, kind: WholeKind, found: &mut Vec<Obstacle>) {
         match self.ledger(position).choose(&self.site(position).name, &self.ask) {
             Ok(_) => {}
-            Err(Refusal::UnknownNode | Refusal::NoneOfKind(_)) => found.push(Obstacle::NoWholeGpus { resource: kind }),
-            Err(Refusal::Unusable(why)) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
+            Err(NodeRefusal::UnknownNode | NodeRefusal::NoneOfKind(_)) => found.push(Obstacle::NoWholeGpus { resource: kind }),
+            Err(NodeRefusal::Unusable(why)) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
             Err(refusal) => found.extend(self.too_little(position, &refusal)),
         }
     }
@@ -208,7 +208,7 @@ impl<'a> Question<'a> {
         let was_there = site.capacity_units > 0 || site.has_inventory;
         let offered = site.allocatable.get(names::GPU_MEM).copied().unwrap_or(0);
         let away = site.capacity_units > 0 && offered == 0;
-        let not_offered = away || matches!(refusal, Some(Refusal::UnknownNode | Refusal::Unusable(_)));
+        let not_offered = away || matches!(refusal, Some(NodeRefusal::UnknownNode | NodeRefusal::Unusable(_)));
         if let Some((label, value)) = unmarked.filter(|_| was_there && not_offered) {
             found.push(Obstacle::NotChosen {
                 label: label.clone(),
@@ -222,16 +222,16 @@ impl<'a> Question<'a> {
             .filter(|_| offered == 0 && was_there);
         match (refusal, no_cdi) {
             (_, Some(remedy)) => found.push(Obstacle::Runtime { remedy }),
-            (Some(Refusal::UnknownNode | Refusal::Unusable(Unusable::NotShared)), _) if found.is_empty() => {
+            (Some(NodeRefusal::UnknownNode | NodeRefusal::Unusable(UnusableGpus::NotShared)), _) if found.is_empty() => {
                 found.push(Obstacle::NoGpuMemory);
             }
-            (Some(Refusal::UnknownNode | Refusal::Unusable(Unusable::NotShared)), _) => {}
+            (Some(NodeRefusal::UnknownNode | NodeRefusal::Unusable(UnusableGpus::NotShared)), _) => {}
             // A missing agent is the reason for everything else.
-            (Some(Refusal::Unusable(_)), _) if !found.is_empty() => {}
-            (Some(Refusal::Unusable(Unusable::Unschedulable)), _) if offered == 0 => found.push(Obstacle::AgentAway {
+            (Some(NodeRefusal::Unusable(_)), _) if !found.is_empty() => {}
+            (Some(NodeRefusal::Unusable(UnusableGpus::Unschedulable)), _) if offered == 0 => found.push(Obstacle::AgentAway {
                 capacity: site.capacity_units,
             }),
-            (Some(Refusal::Unusable(why)), _) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
+            (Some(NodeRefusal::Unusable(why)), _) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
             (refusal, None) => {
                 if away && found.is_empty() {
                     found.push(Obstacle::AgentAway {
@@ -247,7 +247,7 @@ impl<'a> Question<'a> {
     }
 
     /// Add an obstacle if GPUs have room, but the node has none according to kube-scheduler's sums.
-    fn of_sums(&self, site: &Site, away: bool, found: &mut Vec<Obstacle>) {
+    fn of_sums(&self, site: &NodeSite, away: bool, found: &mut Vec<Obstacle>) {
         let free = site.free(names::GPU_MEM);
         if self.ask.units > free && !away {
             found.push(Obstacle::Counted {
@@ -257,37 +257,37 @@ impl<'a> Question<'a> {
         }
     }
 
-    fn too_little(&self, position: usize, refusal: &Refusal) -> Option<Obstacle> {
+    fn too_little(&self, position: usize, refusal: &NodeRefusal) -> Option<Obstacle> {
         let room = self.ledger(position).room(&self.site(position).name, &self.ask);
         Some(match refusal {
-            Refusal::NoGpuTaken(_) => Obstacle::Rules {
+            NodeRefusal::NoGpuTaken(_) => Obstacle::Rules {
                 rules: self.ask.wanted().unwrap_or_default(),
                 allowed: room.taken,
                 needed: self.ask.gpus,
                 products: self.products(position),
             },
-            Refusal::OtherVendor(vendor) => Obstacle::OtherVendor { vendor: *vendor },
-            Refusal::OneGpuOnly => Obstacle::OneGpuOnly,
-            Refusal::OnlyMigDevices => Obstacle::OnlyMigDevices,
-            Refusal::TooFewWhole(ask) => Obstacle::WholeGpus {
+            NodeRefusal::OtherVendor(vendor) => Obstacle::OtherVendor { vendor: *vendor },
+            NodeRefusal::OneGpuOnly => Obstacle::OneGpuOnly,
+            NodeRefusal::OnlyMigDevices => Obstacle::OnlyMigDevices,
+            NodeRefusal::TooFewWhole(ask) => Obstacle::WholeGpus {
                 resource: ask.whole?,
                 needed: self.ask.gpus,
                 free: self.free_whole(position, room.fitting),
                 taken: room.taken,
                 unwell: room.unwell,
             },
-            Refusal::NoneOfKind(kind) => Obstacle::NoWholeGpus { resource: *kind },
-            Refusal::NoGpuFits | Refusal::TooFewFit(_) if self.ask.memory.is_some_and(|memory| room.size < memory) => {
+            NodeRefusal::NoneOfKind(kind) => Obstacle::NoWholeGpus { resource: *kind },
+            NodeRefusal::NoGpuFits | NodeRefusal::TooFewFit(_) if self.ask.memory.is_some_and(|memory| room.size < memory) => {
                 Obstacle::TooSmall { largest: room.size }
             }
-            Refusal::TooFewFit(ask) if ask.cores > 0 && room.with_memory >= ask.gpus => Obstacle::GpuCores {
+            NodeRefusal::TooFewFit(ask) if ask.cores > 0 && room.with_memory >= ask.gpus => Obstacle::GpuCores {
                 asked: ask.cores,
                 needed: ask.gpus,
                 fitting: room.fitting,
                 with_memory: room.with_memory,
                 free: room.free_cores,
             },
-            Refusal::NoGpuFits | Refusal::TooFewFit(_) => Obstacle::GpuMemory {
+            NodeRefusal::NoGpuFits | NodeRefusal::TooFewFit(_) => Obstacle::GpuMemory {
                 needed: self.ask.gpus,
                 fitting: room.fitting,
                 taken: room.taken,
@@ -296,15 +296,15 @@ impl<'a> Question<'a> {
                 sum: room.sum,
             },
             // This is reported for the pod, not for each node.
-            Refusal::Uncountable(_) | Refusal::Unreadable(_) => Obstacle::TooSmall {
+            NodeRefusal::Uncountable(_) | NodeRefusal::Unreadable(_) => Obstacle::TooSmall {
                 largest: room.size.max(MiB::ZERO),
             },
-            Refusal::UnknownNode | Refusal::Unusable(_) => return None,
+            NodeRefusal::UnknownNode | NodeRefusal::Unusable(_) => return None,
         })
     }
 }
 
-impl Question<'_> {
+impl SnapshotQuestion<'_> {
     /// Return how many whole GPUs of a node are free: `fitting`, minus the GPUs that are used by pods without an allocation.
     pub(crate) fn free_whole(&self, position: usize, fitting: usize) -> usize {
         let view = self.ledger(position).node(&self.site(position).name);
@@ -333,7 +333,7 @@ impl Question<'_> {
     }
 }
 
-fn of_labels(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
+fn of_labels(wants: &Wants, site: &NodeSite, found: &mut Vec<Obstacle>) {
     for (label, value) in &wants.node_selector {
         let has = site.labels.get(label);
         if has != Some(value) {
@@ -366,7 +366,7 @@ fn required(wants: &Wants) -> Option<&k8s_openapi::api::core::v1::NodeSelector> 
 }
 
 /// Report whether a node has the labels that the pod requires.
-pub(crate) fn node_matches(wants: &Wants, site: &Site) -> bool {
+pub(crate) fn node_matches(wants: &Wants, site: &NodeSite) -> bool {
     wants
         .node_selector
         .iter()
@@ -378,7 +378,7 @@ const CORDONED: &str = "node.kubernetes.io/unschedulable";
 /// The taints with which Kubernetes marks a node that is not ready.
 const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
-fn of_state(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
+fn of_state(wants: &Wants, site: &NodeSite, found: &mut Vec<Obstacle>) {
     let mut obstacles: Vec<Obstacle> = untolerated(wants, site)
         .map(|taint| match taint.key.as_str() {
             CORDONED => Obstacle::Cordoned,
@@ -397,7 +397,7 @@ fn of_state(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
 
 /// Return the taints of a node that keep out pods which do not tolerate them, including those that Kubernetes' node controller is
 /// about to add.
-fn taints(site: &Site) -> impl Iterator<Item = Cow<'_, Taint>> {
+fn taints(site: &NodeSite) -> impl Iterator<Item = Cow<'_, Taint>> {
     let has = |keys: &[&str]| site.taints.iter().any(|taint| keys.contains(&taint.key.as_str()));
     let cordoned = (site.cordoned && !has(&[CORDONED])).then_some(CORDONED);
     let not_ready = (!site.ready && !has(&NOT_READY)).then_some(NOT_READY[0]);
@@ -412,12 +412,12 @@ fn taints(site: &Site) -> impl Iterator<Item = Cow<'_, Taint>> {
     site.taints.iter().filter(keeps_out).map(Cow::Borrowed).chain(coming)
 }
 
-fn untolerated<'s>(wants: &'s Wants, site: &'s Site) -> impl Iterator<Item = Cow<'s, Taint>> {
+fn untolerated<'s>(wants: &'s Wants, site: &'s NodeSite) -> impl Iterator<Item = Cow<'s, Taint>> {
     taints(site).filter(|taint| !tolerated(wants, taint))
 }
 
 /// Report whether the pod tolerates all taints of a node that keep pods out.
-pub(crate) fn tolerates(wants: &Wants, site: &Site) -> bool {
+pub(crate) fn tolerates(wants: &Wants, site: &NodeSite) -> bool {
     untolerated(wants, site).next().is_none()
 }
 

@@ -2,7 +2,7 @@ use divvy_model::{Health, MiB, PodKey};
 use divvy_placement::{GpuReport, HolderKind};
 use serde::{Deserialize, Serialize};
 
-use crate::Named;
+use crate::NamedPods;
 
 /// One GPU with its free memory, and the pods that hold the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ fn is_zero(cores: &u32) -> bool {
     *cores == 0
 }
 
-pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
+pub(crate) fn gpu(report: &GpuReport, named: &NamedPods) -> GpuAnswer {
     let one = |pod: &PodKey, memory: MiB, state: &str| HolderAnswer {
         pod: named.shows(&pod.namespace).then(|| pod.to_string()),
         hidden: !named.shows(&pod.namespace),

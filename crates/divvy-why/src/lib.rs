@@ -1,6 +1,6 @@
-//! Why a pod waits, and what would let it start: pure functions of a [`Snapshot`] of the cluster and of the pod ([`Wants`]).
+//! Why a pod waits, and what would let it start: pure functions of a [`ClusterSnapshot`] of the cluster and of the pod ([`Wants`]).
 //!
-//! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]), and the pods on them ([`Tenant`])
+//! - [`ClusterSnapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`NodeSite`]), and the pods on them ([`Tenant`])
 //! - [`Wants`]: what kube-scheduler and Divvy read about the waiting pod
 //! - [`Obstacle`]: one reason why one node does not take the pod; [`Hold`]: one reason why no node takes it
 //! - [`Suggestion`]: a single change that is enough to let the pod start. Each suggestion was tried on the snapshot, and left no
@@ -29,15 +29,15 @@ mod suggest;
 mod verdict;
 mod wants;
 
-pub use answer::{Answer, Group, NodeAnswer, Request, Share, State, Subject, answer, answer_naming};
+pub use answer::{Answer, BoundShare, GpuRequest, NodeAnswer, ObstacleGroup, PodState, Subject, answer, answer_naming};
 pub use answers::answers;
 pub use change::Change;
 pub use gpus::{GpuAnswer, HolderAnswer};
-pub use named::Named;
+pub use named::NamedPods;
 pub use obstacle::{Hold, Obstacle, Spoken};
 pub use pod_name::PodName;
 pub use quantity::{amount, quantity};
-pub use snapshot::{HostPort, Labels, Owner, Requests, Site, Snapshot, Tenant, Tenants};
+pub use snapshot::{ClusterSnapshot, HostPort, LabelMap, NodeSite, PodController, Requests, Tenant, Tenants};
 pub use suggest::Suggestion;
 pub use verdict::request_text;
 pub use wants::{Claim, ClaimState, Reported, Wants};

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 /// Which pods an answer may name, besides the pod that it is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Named {
+pub enum NamedPods {
     /// All pods.
     #[default]
     All,
@@ -13,21 +13,21 @@ pub enum Named {
     None,
 }
 
-impl Named {
+impl NamedPods {
     /// Report whether pods of a namespace may be named.
     pub(crate) fn shows(&self, namespace: &str) -> bool {
         match self {
-            Named::All => true,
-            Named::Of(own) => own == namespace,
-            Named::None => false,
+            NamedPods::All => true,
+            NamedPods::Of(own) => own == namespace,
+            NamedPods::None => false,
         }
     }
 
     /// Return the text that replaces a hidden name.
     pub(crate) fn stranger(&self) -> &'static str {
         match self {
-            Named::All | Named::Of(_) => "a pod of another namespace",
-            Named::None => "another pod",
+            NamedPods::All | NamedPods::Of(_) => "a pod of another namespace",
+            NamedPods::None => "another pod",
         }
     }
 }

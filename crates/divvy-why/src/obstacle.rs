@@ -211,7 +211,7 @@ fn that(pod: &Option<String>) -> String {
 
 /// What the text of an obstacle needs besides its fields.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Words<'a> {
+pub(crate) struct ObstacleWords<'a> {
     pub(crate) unit: MemoryUnit,
     /// The amount that is requested of each GPU: `30 GiB`.
     pub(crate) asked: &'a str,
@@ -229,7 +229,7 @@ fn spaced(text: &str) -> String {
 
 impl Obstacle {
     /// Describe the obstacle in words that follow "node n1: ".
-    pub(crate) fn message(&self, node: &str, words: Words<'_>) -> String {
+    pub(crate) fn message(&self, node: &str, words: ObstacleWords<'_>) -> String {
         let size = |memory: &MiB| amount(*memory, words.unit);
         match self {
             Obstacle::NoGpuMemory => format!("it offers no {}", names::GPU_MEM),
@@ -432,7 +432,7 @@ impl Obstacle {
 
     /// Describe what nodes with this obstacle have in common, in words that follow "3 nodes: ". The text contains nothing that
     /// belongs to a single node.
-    pub(crate) fn group(&self, words: Words<'_>) -> String {
+    pub(crate) fn group(&self, words: ObstacleWords<'_>) -> String {
         match self {
             Obstacle::NoGpuMemory => "no GPU memory offered".to_owned(),
             Obstacle::NoWholeGpus { resource } => format!("no {resource}s that Divvy offers"),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use divvy_model::names;
 
-use crate::{Snapshot, Wants};
+use crate::{ClusterSnapshot, Wants};
 
 /// The beginnings of the names of resources that stand for GPUs or parts of them.
 const OF_GPUS: [&str; 7] = [
@@ -32,7 +32,7 @@ fn is_of_gpus(resource: &str) -> bool {
 }
 
 /// Return the resources of GPUs of which a node has at least one.
-pub(crate) fn offered(snapshot: &Snapshot) -> BTreeSet<&str> {
+pub(crate) fn offered(snapshot: &ClusterSnapshot) -> BTreeSet<&str> {
     let amounts = snapshot.sites.iter().flat_map(|site| &site.allocatable);
     let there = amounts.filter(|(resource, amount)| **amount > 0 && is_of_gpus(resource));
     there.map(|(resource, _)| resource.as_str()).collect()
@@ -40,7 +40,7 @@ pub(crate) fn offered(snapshot: &Snapshot) -> BTreeSet<&str> {
 
 /// Describe the resources of GPUs that the pod asks for and no node offers, and what the nodes offer. `None` if the pod asks for none of them, or
 /// if no node offers any GPU.
-pub(crate) fn instead(snapshot: &Snapshot, wants: &Wants) -> Option<String> {
+pub(crate) fn instead(snapshot: &ClusterSnapshot, wants: &Wants) -> Option<String> {
     let offered = offered(snapshot);
     let asked = wants.requests.iter().map(|(resource, _)| &**resource);
     let missing: BTreeSet<&str> = asked
@@ -61,7 +61,7 @@ pub(crate) fn instead(snapshot: &Snapshot, wants: &Wants) -> Option<String> {
 }
 
 /// Return how a container asks for what the nodes offer.
-pub(crate) fn how_to_ask(snapshot: &Snapshot) -> Vec<String> {
+pub(crate) fn how_to_ask(snapshot: &ClusterSnapshot) -> Vec<String> {
     let offered = offered(snapshot);
     let mut notes = Vec::new();
     if offered.contains(names::GPU_MEM) {

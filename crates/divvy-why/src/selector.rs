@@ -5,13 +5,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use divvy_model::limits::shortened;
 
-use crate::{Labels, Site};
+use crate::{LabelMap, NodeSite};
 
 /// The maximum length in bytes of a selector in words, because it is repeated for each node.
 const LONGEST: usize = 300;
 
 /// Report whether a selector matches labels. An empty selector matches everything.
-pub(crate) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+pub(crate) fn selects(selector: &LabelSelector, labels: &LabelMap) -> bool {
     let equal = selector
         .match_labels
         .iter()
@@ -25,12 +25,12 @@ pub(crate) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
 }
 
 /// Report whether a node is selected by at least one of the terms.
-pub(crate) fn selects_node(selector: &NodeSelector, site: &Site) -> bool {
+pub(crate) fn selects_node(selector: &NodeSelector, site: &NodeSite) -> bool {
     selector.node_selector_terms.iter().any(|term| term_selects(term, site))
 }
 
 /// Report whether all requirements of a term hold. A term without requirements selects nothing.
-fn term_selects(term: &NodeSelectorTerm, site: &Site) -> bool {
+fn term_selects(term: &NodeSelectorTerm, site: &NodeSite) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let of_labels = |one: &NodeSelectorRequirement| holds(&one.operator, one.values.as_deref(), site.labels.get(&one.key));

@@ -8,15 +8,15 @@ use divvy_placement::Ledger;
 use k8s_openapi::api::core::v1::{PodAffinityTerm, Taint};
 
 /// Labels: name → value.
-pub type Labels = BTreeMap<String, String>;
+pub type LabelMap = BTreeMap<String, String>;
 
 /// A node without its GPUs: what kube-scheduler's filters read about it.
 #[derive(Debug, Clone, Default)]
-pub struct Site {
+pub struct NodeSite {
     /// `metadata.name`
     pub name: String,
     /// `metadata.labels`
-    pub labels: Labels,
+    pub labels: LabelMap,
     /// `spec.taints`
     pub taints: Vec<Taint>,
     /// Why containers on the node get no driver libraries, or wrong ones, as the inventory reports.
@@ -35,11 +35,11 @@ pub struct Site {
     pub runtime: Option<String>,
     /// `status.allocatable`: CPU in thousandths of a core, other resources in whole units.
     pub allocatable: BTreeMap<String, u64>,
-    /// What the pods on the node request, in the same units. [`Snapshot::new`] computes it and ignores previous contents.
+    /// What the pods on the node request, in the same units. [`ClusterSnapshot::new`] computes it and ignores previous contents.
     pub used: BTreeMap<String, u64>,
 }
 
-impl Site {
+impl NodeSite {
     /// Return the amount of a resource that kube-scheduler counts as free; 0 if pods request more than the node has.
     pub fn free(&self, resource: &str) -> u64 {
         let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
@@ -49,21 +49,21 @@ impl Site {
 
 /// A pod's controller, which replaces the pod when it is deleted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-pub struct Owner {
+pub struct PodController {
     /// The kind: `ReplicaSet`, `Job`, …
     pub kind: String,
     /// The controller's name.
     pub name: String,
 }
 
-impl Owner {
+impl PodController {
     /// Report whether the controller replaces its pods for as long as it exists, so that only scaling it down ends a pod.
     pub(crate) fn runs_for_ever(&self) -> bool {
         ["Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"].contains(&self.kind.as_str())
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for PodController {
     /// Format the controller as `ReplicaSet train-6d5`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.name)
@@ -106,7 +106,7 @@ pub struct Tenant {
     /// `spec.nodeName`
     pub node: Arc<str>,
     /// `metadata.labels`
-    pub labels: Arc<Labels>,
+    pub labels: Arc<LabelMap>,
     /// Whether the pod is being deleted.
     pub deleting: bool,
     /// The pod's effective requests by Kubernetes' formula, including `pods: 1`: CPU in thousandths of a core, other resources in
@@ -117,7 +117,7 @@ pub struct Tenant {
     /// The pod's required anti-affinity.
     pub avoids: Box<[PodAffinityTerm]>,
     /// The pod's controller; `None` if it has none.
-    pub owner: Option<Arc<Owner>>,
+    pub owner: Option<Arc<PodController>>,
 }
 
 impl Tenant {
@@ -137,11 +137,11 @@ impl Tenant {
 
 /// The cluster at one moment.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct ClusterSnapshot {
     /// The GPUs, and the pods that hold their memory.
     pub ledger: Ledger,
     /// The nodes, ordered by name.
-    pub(crate) sites: Vec<Site>,
+    pub(crate) sites: Vec<NodeSite>,
     pub(crate) tenants: Vec<Tenant>,
     by_name: HashMap<String, usize>,
     /// By tenant: the position of its site.
@@ -151,18 +151,18 @@ pub struct Snapshot {
     /// The positions of tenants with an anti-affinity to other pods.
     pub(crate) avoiders: Vec<usize>,
     /// The labels of the namespaces, for namespace selectors; `None` if they could not be read.
-    pub namespaces: Option<BTreeMap<String, Labels>>,
+    pub namespaces: Option<BTreeMap<String, LabelMap>>,
     /// The labels by which the agent's DaemonSet selects its nodes; `None` if they could not be read.
-    pub agent_selector: Option<Labels>,
+    pub agent_selector: Option<LabelMap>,
     /// What could not be listed, `nodes` or `pods`. If this is not empty, the snapshot has no nodes.
     pub unseen: Vec<&'static str>,
     /// The number of pods whose labels, rules about other pods, and host ports are omitted because they are too large.
     pub simplified: u64,
 }
 
-impl Snapshot {
+impl ClusterSnapshot {
     /// Create a snapshot of these nodes and of the pods that are on one of them.
-    pub fn new(ledger: Ledger, mut sites: Vec<Site>, tenants: Tenants) -> Snapshot {
+    pub fn new(ledger: Ledger, mut sites: Vec<NodeSite>, tenants: Tenants) -> ClusterSnapshot {
         sites.sort_by(|a, b| a.name.cmp(&b.name));
         sites.dedup_by(|a, b| a.name == b.name);
         for site in &mut sites {
@@ -173,7 +173,7 @@ impl Snapshot {
             .enumerate()
             .map(|(position, site)| (site.name.clone(), position))
             .collect();
-        let mut snapshot = Snapshot {
+        let mut snapshot = ClusterSnapshot {
             ledger,
             on: vec![Vec::new(); sites.len()],
             sites,
@@ -194,10 +194,10 @@ impl Snapshot {
 
     /// Create a snapshot of a cluster in which the user may not list everything. It contains no nodes, so an answer depends only
     /// on the pods themselves.
-    pub fn unseen(unit: MemoryUnit, unseen: Vec<&'static str>) -> Snapshot {
-        Snapshot {
+    pub fn unseen(unit: MemoryUnit, unseen: Vec<&'static str>) -> ClusterSnapshot {
+        ClusterSnapshot {
             unseen,
-            ..Snapshot::new(Ledger::new(unit), Vec::new(), Tenants::default())
+            ..ClusterSnapshot::new(Ledger::new(unit), Vec::new(), Tenants::default())
         }
     }
 
@@ -224,12 +224,12 @@ impl Snapshot {
     }
 
     /// Return the nodes, ordered by name.
-    pub fn sites(&self) -> &[Site] {
+    pub fn sites(&self) -> &[NodeSite] {
         &self.sites
     }
 
     /// Return the node with this name.
-    pub fn site(&self, name: &str) -> Option<&Site> {
+    pub fn site(&self, name: &str) -> Option<&NodeSite> {
         self.by_name.get(name).map(|position| &self.sites[*position])
     }
 
@@ -248,9 +248,9 @@ impl Snapshot {
 pub struct Tenants {
     tenants: Vec<Tenant>,
     texts: HashSet<Arc<str>>,
-    labels: HashSet<Arc<Labels>>,
+    labels: HashSet<Arc<LabelMap>>,
     requests: HashSet<Arc<Requests>>,
-    owners: HashSet<Arc<Owner>>,
+    owners: HashSet<Arc<PodController>>,
 }
 
 impl Extend<Tenant> for Tenants {

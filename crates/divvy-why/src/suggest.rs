@@ -7,9 +7,9 @@ use divvy_model::{ContainerKind, ContainerRequest, GpuRules, MiB, names};
 use k8s_openapi::api::core::v1::Toleration;
 use serde::{Deserialize, Serialize};
 
-use crate::evaluate::Question;
+use crate::evaluate::SnapshotQuestion;
 use crate::quantity::{amount, quantity};
-use crate::{Change, Hold, Named, Obstacle, PodName, Tenant};
+use crate::{Change, Hold, NamedPods, Obstacle, PodName, Tenant};
 
 /// A single change that is enough to let the pod start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ const PODS: usize = 128;
 
 impl Change {
     /// Apply the change to a question. Return `None` if the change is about something that does not exist.
-    pub(crate) fn apply(&self, question: &mut Question<'_>) -> Option<()> {
+    pub(crate) fn apply(&self, question: &mut SnapshotQuestion<'_>) -> Option<()> {
         match self {
             Change::AskFor { units } => {
                 let wants = question.wants.to_mut();
@@ -95,7 +95,7 @@ impl Change {
     }
 
     /// Remove the pod's name if the user may not see it.
-    fn shown_to(self, named: &Named) -> Change {
+    fn shown_to(self, named: &NamedPods) -> Change {
         match self {
             Change::PodEnds {
                 node,
@@ -117,7 +117,7 @@ impl Change {
         }
     }
 
-    fn message(&self, question: &Question<'_>, then: &str) -> String {
+    fn message(&self, question: &SnapshotQuestion<'_>, then: &str) -> String {
         let unit = question.snapshot.ledger.unit();
         let key = names::GPU_MEM;
         match self {
@@ -250,12 +250,17 @@ fn is_kubernetes_own(key: &str) -> bool {
 
 /// Find what would let the pod start, the best first. `looks` holds the obstacles of each node; every node has at least one.
 /// `order` holds the nodes, the closest first.
-pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<Obstacle>], order: &[usize]) -> Vec<Suggestion> {
+pub(crate) fn suggestions(
+    question: &SnapshotQuestion<'_>,
+    holds: &[Hold],
+    looks: &[Vec<Obstacle>],
+    order: &[usize],
+) -> Vec<Suggestion> {
     let only_suffix = holds.iter().all(|hold| matches!(hold, Hold::Suffix { .. }));
     if !only_suffix {
         return Vec::new();
     }
-    let search = Search {
+    let search = SuggestionSearch {
         question,
         looks,
         order,
@@ -283,8 +288,8 @@ pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<
     found.into_iter().flatten().take(MOST).collect()
 }
 
-struct Search<'q, 's> {
-    question: &'q Question<'s>,
+struct SuggestionSearch<'q, 's> {
+    question: &'q SnapshotQuestion<'s>,
     looks: &'q [Vec<Obstacle>],
     order: &'q [usize],
     /// The work that may still be spent on trying changes, and the work for each try.
@@ -298,7 +303,7 @@ const MOST_WORK: u64 = 100_000_000;
 
 /// Return the work for trying one change: [`Peers`](crate::evaluate::peers::Peers) reads each pod, and compares each
 /// term with each pod. A comparison takes about eight times as long as reading a pod.
-fn work(question: &Question<'_>) -> u64 {
+fn work(question: &SnapshotQuestion<'_>) -> u64 {
     let (snapshot, wants) = (question.snapshot, &question.wants);
     let with = wants
         .affinity
@@ -320,7 +325,7 @@ fn work(question: &Question<'_>) -> u64 {
     pods.saturating_mul(1 + 8 * terms as u64).saturating_add(8 * avoids as u64)
 }
 
-impl Search<'_, '_> {
+impl SuggestionSearch<'_, '_> {
     /// Return the nodes with exactly one obstacle, the closest first.
     fn single(&self) -> impl Iterator<Item = (usize, &Obstacle)> {
         self.order
@@ -336,7 +341,7 @@ impl Search<'_, '_> {
     }
 
     /// Return the question after the change; `None` if the work for another try would be too much.
-    fn after(&self, change: &Change) -> Option<Question<'_>> {
+    fn after(&self, change: &Change) -> Option<SnapshotQuestion<'_>> {
         self.work.set(self.work.get().checked_sub(self.each)?);
         self.question.after(change)
     }

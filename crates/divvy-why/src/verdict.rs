@@ -6,8 +6,8 @@ use std::cmp::Reverse;
 use divvy_model::{GpuRules, MiB, WholeKind, names};
 use divvy_placement::{Ask, Room};
 
-use crate::evaluate::Question;
-use crate::obstacle::Words;
+use crate::evaluate::SnapshotQuestion;
+use crate::obstacle::ObstacleWords;
 use crate::offers;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
@@ -35,7 +35,7 @@ pub(crate) fn amount_text(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     }
 }
 
-impl Question<'_> {
+impl SnapshotQuestion<'_> {
     /// Return what keeps the pod from every node, or keeps Divvy from giving an answer.
     pub(crate) fn holds(&self) -> Vec<Hold> {
         let wants = &*self.wants;
@@ -178,7 +178,7 @@ impl Question<'_> {
             (None, _) => "as many GPUs with that much free".to_owned(),
         };
         let size = self::amount_text(&self.ask, unit);
-        let words = Words {
+        let words = ObstacleWords {
             unit,
             asked: &size,
             rules: self.ask.wanted().is_some(),

@@ -4,7 +4,7 @@ use divvy_model::Pod;
 use k8s_openapi::api::core::v1::{Affinity, NodeSelector, Toleration, TopologySpreadConstraint};
 use serde::{Deserialize, Serialize};
 
-use crate::{HostPort, Labels, Owner};
+use crate::{HostPort, LabelMap, PodController};
 
 /// What kube-scheduler and Divvy read about the pod in question.
 #[derive(Debug, Clone, Default)]
@@ -12,9 +12,9 @@ pub struct Wants {
     /// What Divvy reads about the pod.
     pub pod: Pod,
     /// `metadata.labels`
-    pub labels: Labels,
+    pub labels: LabelMap,
     /// The pod's controller; `None` if it has none.
-    pub owner: Option<Owner>,
+    pub owner: Option<PodController>,
     /// The pod's effective requests by Kubernetes' formula, as in [`crate::Tenant::requests`].
     pub requests: Vec<(Cow<'static, str>, u64)>,
     /// The first quantity of gpu-mem that has a suffix, as it was written: `3Gi`.
@@ -22,7 +22,7 @@ pub struct Wants {
     /// The host ports that the pod uses.
     pub ports: Vec<HostPort>,
     /// `spec.nodeSelector`
-    pub node_selector: Labels,
+    pub node_selector: LabelMap,
     /// `spec.affinity`
     pub affinity: Affinity,
     /// `spec.topologySpreadConstraints`
@@ -85,7 +85,7 @@ impl Wants {
     /// ports, and claims.
     pub fn rules_bytes(&self) -> usize {
         let json = |length: Result<String, serde_json::Error>| length.map_or(usize::MAX, |text| text.len());
-        let texts = |labels: &Labels| labels.iter().map(|(key, value)| key.len() + value.len() + 1).sum::<usize>();
+        let texts = |labels: &LabelMap| labels.iter().map(|(key, value)| key.len() + value.len() + 1).sum::<usize>();
         [
             json(serde_json::to_string(&(&self.affinity, &self.spread, &self.tolerations))),
             texts(&self.node_selector),

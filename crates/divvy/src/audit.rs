@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use divvy_audit::{Finding, Level, Moment, Outcome, Summary, What};
+use divvy_audit::{AuditOutcome, Finding, FindingKind, FindingLevel, Moment, Summary};
 use divvy_host::{plain, plain_line};
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::printer::paint;
 /// The overall result of an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum AuditVerdict {
     /// No faults, and nothing unclear.
     Sound,
     /// At least one fault.
@@ -24,43 +24,43 @@ pub enum Verdict {
 }
 
 /// Return the verdict on an outcome. The most severe finding decides.
-pub fn verdict(outcome: &Outcome) -> Verdict {
+pub fn verdict(outcome: &AuditOutcome) -> AuditVerdict {
     match outcome.worst() {
-        Some(Level::Fault) => Verdict::Faults,
-        Some(Level::Doubt) => Verdict::Unclear,
-        _ if outcome.is_empty() => Verdict::NothingSeen,
-        Some(Level::Note) | None => Verdict::Sound,
+        Some(FindingLevel::Fault) => AuditVerdict::Faults,
+        Some(FindingLevel::Doubt) => AuditVerdict::Unclear,
+        _ if outcome.is_empty() => AuditVerdict::NothingSeen,
+        Some(FindingLevel::Note) | None => AuditVerdict::Sound,
     }
 }
 
 /// The questions that an audit answers, one line of text each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Question {
+enum AuditQuestion {
     Overcommitted,
     Allocated,
     Leaked,
 }
 
-fn question(what: &What) -> Option<Question> {
+fn question(what: &FindingKind) -> Option<AuditQuestion> {
     Some(match what {
-        What::Overcommitted { .. } => Question::Overcommitted,
-        What::AllocatedUnbound { .. }
-        | What::BoundWithoutAllocation { .. }
-        | What::Unreadable { .. }
-        | What::NotOnNode { .. }
-        | What::NotAsAsked { .. } => Question::Allocated,
-        What::HeldLong { .. } | What::StuckDeleting { .. } => Question::Leaked,
+        FindingKind::Overcommitted { .. } => AuditQuestion::Overcommitted,
+        FindingKind::AllocatedUnbound { .. }
+        | FindingKind::BoundWithoutAllocation { .. }
+        | FindingKind::Unreadable { .. }
+        | FindingKind::NotOnNode { .. }
+        | FindingKind::NotAsAsked { .. } => AuditQuestion::Allocated,
+        FindingKind::HeldLong { .. } | FindingKind::StuckDeleting { .. } => AuditQuestion::Leaked,
         _ => return None,
     })
 }
 
 /// Return one sentence that says why the result of the audit is not clear. `None` if it is clear.
-pub fn unclear(outcome: &Outcome) -> Option<String> {
+pub fn unclear(outcome: &AuditOutcome) -> Option<String> {
     let Summary { nodes_seen, pods, .. } = outcome.summary;
     match verdict(outcome) {
-        Verdict::Sound | Verdict::Faults => None,
-        Verdict::Unclear => Some("the audit is incomplete; the findings above with UNCLEAR say what is missing".to_owned()),
-        Verdict::NothingSeen => {
+        AuditVerdict::Sound | AuditVerdict::Faults => None,
+        AuditVerdict::Unclear => Some("the audit is incomplete; the findings above with UNCLEAR say what is missing".to_owned()),
+        AuditVerdict::NothingSeen => {
             let (nodes, pods_seen) = (counted(nodes_seen, "node", "nodes"), counted(pods, "pod", "pods"));
             let seen = match (nodes_seen, pods) {
                 (0, 0) => "no node and no pod was seen".to_owned(),
@@ -75,9 +75,9 @@ pub fn unclear(outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// Return the whole result as text, which is empty for [`Verdict::NothingSeen`].
-pub fn text(outcome: &Outcome) -> String {
-    if verdict(outcome) == Verdict::NothingSeen {
+/// Return the whole result as text, which is empty for [`AuditVerdict::NothingSeen`].
+pub fn text(outcome: &AuditOutcome) -> String {
+    if verdict(outcome) == AuditVerdict::NothingSeen {
         return String::new();
     }
     let mut text = String::new();
@@ -106,9 +106,9 @@ pub fn coloured(text: &str) -> String {
 
 fn write_finding(text: &mut String, finding: &Finding) {
     let level = match finding.what.level() {
-        Level::Fault => "FAULT",
-        Level::Doubt => "UNCLEAR",
-        Level::Note => "NOTE",
+        FindingLevel::Fault => "FAULT",
+        FindingLevel::Doubt => "UNCLEAR",
+        FindingLevel::Note => "NOTE",
     };
     let _ = write!(text, "{level}  {}", finding.what.id());
     let from = moment(finding.at);
@@ -153,9 +153,9 @@ fn counted(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { many })
 }
 
-fn lines(outcome: &Outcome) -> String {
+fn lines(outcome: &AuditOutcome) -> String {
     let summary = &outcome.summary;
-    let count = |asked: Question| {
+    let count = |asked: AuditQuestion| {
         outcome
             .findings
             .iter()
@@ -171,11 +171,11 @@ fn lines(outcome: &Outcome) -> String {
         summary.most,
         summary.capacity
     );
-    let _ = match count(Question::Overcommitted) {
+    let _ = match count(AuditQuestion::Overcommitted) {
         0 => writeln!(text, "No GPU is overcommitted: {seen}."),
         number => writeln!(text, "GPUs were overcommitted: {} ({seen}).", findings(number)),
     };
-    let _ = match count(Question::Allocated) {
+    let _ = match count(AuditQuestion::Allocated) {
         0 => writeln!(text, "Every pod's allocation matches its request, on a GPU of its node."),
         number => writeln!(text, "Some allocations are wrong: {}.", findings(number)),
     };
@@ -183,9 +183,9 @@ fn lines(outcome: &Outcome) -> String {
     let held_now = outcome
         .findings
         .iter()
-        .filter(|finding| matches!(finding.what, What::HeldNow { .. }))
+        .filter(|finding| matches!(finding.what, FindingKind::HeldNow { .. }))
         .count() as u64;
-    let _ = match (count(Question::Leaked), held_now) {
+    let _ = match (count(AuditQuestion::Leaked), held_now) {
         (0, 0) => writeln!(
             text,
             "Nothing leaked: no memory is held for a pod that is gone, and no deletion is late."
@@ -203,8 +203,8 @@ fn lines(outcome: &Outcome) -> String {
 /// The whole result, for `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer {
-    verdict: Verdict,
+pub struct AuditAnswer {
+    verdict: AuditVerdict,
     findings: Vec<FindingView>,
     /// The number of omitted findings of each id.
     omitted: std::collections::BTreeMap<&'static str, u64>,
@@ -224,11 +224,11 @@ struct FindingView {
     node: Option<String>,
     gpu_index: Option<u32>,
     gpu_uuid: Option<String>,
-    pods: Vec<PodView>,
+    pods: Vec<AuditedPod>,
 }
 
 #[derive(Debug, Serialize)]
-struct PodView {
+struct AuditedPod {
     namespace: String,
     name: String,
     uid: String,
@@ -267,7 +267,7 @@ fn moment_view(at: Moment) -> MomentView {
 }
 
 /// Convert an outcome to the output of `-o json`.
-pub fn answer(outcome: &Outcome) -> Answer {
+pub fn answer(outcome: &AuditOutcome) -> AuditAnswer {
     let summary = &outcome.summary;
     let findings = outcome.findings.iter().map(|finding| {
         let card = finding.what.card();
@@ -275,9 +275,9 @@ pub fn answer(outcome: &Outcome) -> Answer {
         FindingView {
             id: finding.what.id(),
             level: match finding.what.level() {
-                Level::Fault => "fault",
-                Level::Doubt => "unclear",
-                Level::Note => "note",
+                FindingLevel::Fault => "fault",
+                FindingLevel::Doubt => "unclear",
+                FindingLevel::Note => "note",
             },
             from: moment_view(finding.at),
             until: finding.until.map(moment_view),
@@ -291,7 +291,7 @@ pub fn answer(outcome: &Outcome) -> Answer {
                 .what
                 .pods()
                 .into_iter()
-                .map(|(pod, uid)| PodView {
+                .map(|(pod, uid)| AuditedPod {
                     namespace: pod.namespace.clone(),
                     name: pod.name.clone(),
                     uid: uid.to_owned(),
@@ -299,7 +299,7 @@ pub fn answer(outcome: &Outcome) -> Answer {
                 .collect(),
         }
     });
-    Answer {
+    AuditAnswer {
         verdict: verdict(outcome),
         findings: findings.collect(),
         omitted: outcome.omitted.clone(),

@@ -18,12 +18,12 @@ pub mod web;
 
 use std::path::PathBuf;
 
-use crate::why::Name;
+use crate::why::WhyTarget;
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 #[cfg(feature = "completions")]
 use clap_complete::ArgValueCompleter;
-use divvy_kube::client::Token;
+use divvy_kube::client::BearerToken;
 use divvy_model::{MemoryUnit, MigProfile};
 use divvy_policy::Policy;
 use divvy_program::ContextArgs;
@@ -32,11 +32,11 @@ use divvy_program::values::{duration, namespaced, object_name};
 #[cfg(feature = "completions")]
 use crate::commands::completions::cluster as completions;
 use crate::inspect::sort::SortBy;
-use crate::printer::Color;
+use crate::printer::ColorMode;
 use crate::scheduler_config::distribution::Distribution;
-use crate::scheduler_config::second_scheduler::Version;
+use crate::scheduler_config::second_scheduler::KubernetesVersion;
 use crate::scheduler_config::second_scheduler::mutation::MutateWith;
-use output::{Output, OutputParser};
+use output::{OutputFormat, OutputParser};
 
 /// Share GPUs between pods on Kubernetes
 #[derive(Debug, Parser)]
@@ -71,7 +71,7 @@ As a kubectl plugin: link this program into your PATH as kubectl-divvy and kubec
 pub struct Cli {
     /// The command to run.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: DivvyCommand,
     /// Level of the log on standard error: error, warn, info, debug, or trace; or a level per module, such as divvy_agent=debug
     #[arg(long, global = true, env = "DIVVY_LOG", value_name = "FILTER")]
     pub log: Option<String>,
@@ -83,12 +83,12 @@ pub struct Cli {
         default_value = "auto",
         hide_possible_values = true
     )]
-    pub color: Color,
+    pub color: ColorMode,
 }
 
 /// The commands of `divvy`.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum DivvyCommand {
     Agent(Box<divvy_agent::Args>),
     Extender(Box<divvy_extender::Args>),
     Explainer(divvy_explainer::Args),
@@ -133,7 +133,7 @@ impl Cli {
     /// tell everything themselves.
     pub fn log_filter(&self) -> Option<&str> {
         let without_probe = "warn,kube_client=off,kube_runtime=off,divvy=info,divvy_kube=info,divvy_hardware=off";
-        let own = matches!(self.command, Command::Smi(_) | Command::Top(_)).then_some(without_probe);
+        let own = matches!(self.command, DivvyCommand::Smi(_) | DivvyCommand::Top(_)).then_some(without_probe);
         self.log.as_deref().or(own)
     }
 }
@@ -152,7 +152,7 @@ pub struct AccessArgs {
     pub server: Option<http::Uri>,
     /// The bearer token to use instead of the kubeconfig's credentials
     #[arg(long, value_name = "TOKEN", hide_short_help = true)]
-    pub token: Option<Token>,
+    pub token: Option<BearerToken>,
     /// Act as this user, such as jane or system:serviceaccount:NAMESPACE:NAME (requires permission to impersonate)
     #[arg(long = "as", value_name = "USER", hide_short_help = true)]
     pub impersonate: Option<String>,
@@ -227,7 +227,7 @@ pub struct InspectArgs {
     pub details: bool,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<InspectOutput>::new())]
-    pub output: Option<Output<InspectOutput>>,
+    pub output: Option<OutputFormat<InspectOutput>>,
     /// Print only the table's rows: no header, no totals
     #[arg(long, conflicts_with = "details")]
     pub no_headers: bool,
@@ -274,7 +274,7 @@ pub struct WhyArgs {
     /// The pods or workloads to explain [default: every pod that waits for GPU memory]
     #[arg(value_name = "POD|KIND/NAME")]
     #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::pods)))]
-    pub names: Vec<Name>,
+    pub names: Vec<WhyTarget>,
     /// Explain the pods with these labels
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "names")]
     pub selector: Option<String>,
@@ -296,7 +296,7 @@ pub struct WhyArgs {
     pub policy: Policy,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<WhyOutput>::new())]
-    pub output: Option<Output<WhyOutput>>,
+    pub output: Option<OutputFormat<WhyOutput>>,
     /// Print each answer again when it changes, until the pods are deleted or Ctrl-C
     #[arg(short, long, conflicts_with = "placement")]
     pub watch: bool,
@@ -461,7 +461,7 @@ pub struct SchedulerConfigArgs {
     /// With --as-second-scheduler: the cluster's version, such as 1.36.3 [default: the cluster's own version with --from-cluster, --kubeconfig,
     /// or --context, else 1.36.3]
     #[arg(long, value_name = "VERSION", requires = "as_second_scheduler")]
-    pub kubernetes_version: Option<Version>,
+    pub kubernetes_version: Option<KubernetesVersion>,
     /// The namespace of the second scheduler, or of the pod that --check creates [default: kube-system; for --check the context's]
     #[arg(short, long, value_name = "NAME", value_parser = object_name)]
     #[cfg_attr(feature = "completions", arg(add = ArgValueCompleter::new(completions::namespaces)))]
@@ -648,7 +648,7 @@ mod tests {
             |arguments_given: &[&str]| Cli::try_parse_from(arguments(arguments_given.iter().map(Into::into)).expect("arguments"));
         for name in ["kubectl-inspect-gpushare", "/usr/local/bin/kubectl-inspect_gpushare"] {
             let Ok(Cli {
-                command: Command::Inspect(InspectCommand::Gpushare(args)),
+                command: DivvyCommand::Inspect(InspectCommand::Gpushare(args)),
                 ..
             }) = parsed(&[name, "-d", "gpu-1"])
             else {
@@ -660,7 +660,7 @@ mod tests {
         assert!(matches!(
             parsed(&["kubectl-divvy", "why", "p"]),
             Ok(Cli {
-                command: Command::Why(_),
+                command: DivvyCommand::Why(_),
                 ..
             })
         ));

@@ -31,48 +31,48 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
-use crate::cli::{Cli, Command, InspectCommand};
+use crate::cli::{Cli, DivvyCommand, InspectCommand};
 
 /// Run the command and return the exit status: 0 on success, 1 if the command ran but reports a problem.
 pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
-        Command::Doctor(args) => return doctor::run(*args).await,
-        Command::Smi(args) => return smi::run(*args).await,
-        Command::Smoke(args) => return smoke::run(*args).await,
-        Command::CleanUpAfterSmoke => smoke::clean_up().await.map(|()| true),
-        Command::CopySmokeTo { directory } => smoke::copy_to(&directory).map(|()| true),
-        Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
-        Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
-        Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
-        Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
+        DivvyCommand::Doctor(args) => return doctor::run(*args).await,
+        DivvyCommand::Smi(args) => return smi::run(*args).await,
+        DivvyCommand::Smoke(args) => return smoke::run(*args).await,
+        DivvyCommand::CleanUpAfterSmoke => smoke::clean_up().await.map(|()| true),
+        DivvyCommand::CopySmokeTo { directory } => smoke::copy_to(&directory).map(|()| true),
+        DivvyCommand::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
+        DivvyCommand::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
+        DivvyCommand::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
+        DivvyCommand::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         #[cfg(feature = "top")]
-        Command::Top(args) => top::run(*args).await.map(|()| true),
+        DivvyCommand::Top(args) => top::run(*args).await.map(|()| true),
         #[cfg(not(feature = "top"))]
-        Command::Top(_) => anyhow::bail!(
+        DivvyCommand::Top(_) => anyhow::bail!(
             "this divvy was built for the node image, without the screens of `divvy top`; use a divvy built with `cargo build --release`"
         ),
-        Command::Web(args) => web::run(args).await.map(|()| true),
-        Command::Why(args) => why::run(args).await.map(|()| true),
-        Command::Version(args) => version::run(args).await.map(|()| true),
-        Command::Audit(args) => audit::run(*args).await,
-        Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
-        Command::Cdi(command) => cdi::run(command).await,
-        Command::Labels(args) => labels::run(*args).await.map(|()| true),
-        Command::Configure(args) => configure::run(*args).await.map(|()| true),
-        Command::RuntimeConfig(args) => runtime_config::run(&args).map(|()| true),
-        Command::NvidiaSystem(command) => system::run(command).map(|()| true),
-        Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
-        Command::Uninstall(args) => uninstall::run(args).await.map(|()| true),
+        DivvyCommand::Web(args) => web::run(args).await.map(|()| true),
+        DivvyCommand::Why(args) => why::run(args).await.map(|()| true),
+        DivvyCommand::Version(args) => version::run(args).await.map(|()| true),
+        DivvyCommand::Audit(args) => audit::run(*args).await,
+        DivvyCommand::SchedulerConfig(args) => scheduler_config::run(*args).await,
+        DivvyCommand::Cdi(command) => cdi::run(command).await,
+        DivvyCommand::Labels(args) => labels::run(*args).await.map(|()| true),
+        DivvyCommand::Configure(args) => configure::run(*args).await.map(|()| true),
+        DivvyCommand::RuntimeConfig(args) => runtime_config::run(&args).map(|()| true),
+        DivvyCommand::NvidiaSystem(command) => system::run(command).map(|()| true),
+        DivvyCommand::Simulate(args) => simulate::run(*args).await.map(|()| true),
+        DivvyCommand::Uninstall(args) => uninstall::run(args).await.map(|()| true),
         #[cfg(feature = "completions")]
-        Command::Completions(args) => completions::run(&args).map(|()| true),
+        DivvyCommand::Completions(args) => completions::run(&args).map(|()| true),
         #[cfg(not(feature = "completions"))]
-        Command::Completions(_) => anyhow::bail!(
+        DivvyCommand::Completions(_) => anyhow::bail!(
             "this divvy was built for the node image, without shell completions; use a divvy built with `cargo build --release`"
         ),
         #[cfg(feature = "demo")]
-        Command::Demo(args) => demo::run(args).await,
+        DivvyCommand::Demo(args) => demo::run(args).await,
         #[cfg(not(feature = "demo"))]
-        Command::Demo(_) => anyhow::bail!(
+        DivvyCommand::Demo(_) => anyhow::bail!(
             "this divvy was built for the node image, without the simulators that the demo needs; use a divvy built with \
              `cargo build --release --workspace`"
         ),

@@ -10,21 +10,21 @@ use serde_json::Value;
 
 /// A path in kubectl's notation: `.nodes[0].name`, `{.nodes[0].name}`, or `$.nodes[0].name`.
 #[derive(Debug, Clone)]
-pub struct Path(JpQuery);
+pub struct KubectlPath(JpQuery);
 
 /// A template: a sequence of literal texts and paths.
 #[derive(Debug, Clone)]
-pub struct Template(Vec<Part>);
+pub struct Template(Vec<TemplatePart>);
 
 #[derive(Debug, Clone)]
-enum Part {
+enum TemplatePart {
     Text(String),
-    Path(Path),
+    Path(KubectlPath),
 }
 
 /// Why a text is not a path or a template.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum PathError {
     /// It is not a path.
     #[error("{0:?} is not a path; write, for example, {{.nodes[*].name}}")]
     Path(String),
@@ -44,7 +44,7 @@ pub enum Error {
     Unsupported(String),
 }
 
-impl Path {
+impl KubectlPath {
     /// Return the values that the path selects, if any.
     pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let found = js_path_process(&self.0, value).unwrap_or_default();
@@ -52,10 +52,10 @@ impl Path {
     }
 }
 
-impl FromStr for Path {
-    type Err = Error;
+impl FromStr for KubectlPath {
+    type Err = PathError;
 
-    fn from_str(text: &str) -> Result<Path, Error> {
+    fn from_str(text: &str) -> Result<KubectlPath, PathError> {
         let inner = text.trim();
         let inner = inner
             .strip_prefix('{')
@@ -67,28 +67,30 @@ impl FromStr for Path {
             path if path.starts_with(['.', '[']) => format!("${path}"),
             path => format!("$.{path}"),
         };
-        parse_json_path(&path).map(Path).map_err(|_| Error::Path(text.to_owned()))
+        parse_json_path(&path)
+            .map(KubectlPath)
+            .map_err(|_| PathError::Path(text.to_owned()))
     }
 }
 
 impl FromStr for Template {
-    type Err = Error;
+    type Err = PathError;
 
-    fn from_str(text: &str) -> Result<Template, Error> {
+    fn from_str(text: &str) -> Result<Template, PathError> {
         if !text.contains('{') {
-            return Ok(Template(vec![Part::Path(text.parse()?)]));
+            return Ok(Template(vec![TemplatePart::Path(text.parse()?)]));
         }
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((before, after)) = rest.split_once('{') {
             if !before.is_empty() {
-                parts.push(Part::Text(before.to_owned()));
+                parts.push(TemplatePart::Text(before.to_owned()));
             }
-            let end = end_of_braces(after).ok_or(Error::Open)?;
+            let end = end_of_braces(after).ok_or(PathError::Open)?;
             parts.push(part(&after[..end])?);
             rest = &after[end + 1..];
         }
         if !rest.is_empty() {
-            parts.push(Part::Text(rest.to_owned()));
+            parts.push(TemplatePart::Text(rest.to_owned()));
         }
         Ok(Template(parts))
     }
@@ -111,18 +113,20 @@ fn end_of_braces(text: &str) -> Option<usize> {
     None
 }
 
-fn part(inner: &str) -> Result<Part, Error> {
+fn part(inner: &str) -> Result<TemplatePart, PathError> {
     let inner = inner.trim();
     if inner.starts_with('"') {
-        return serde_json::from_str(inner).map(Part::Text).map_err(|source| Error::Quoted {
-            text: inner.to_owned(),
-            source,
-        });
+        return serde_json::from_str(inner)
+            .map(TemplatePart::Text)
+            .map_err(|source| PathError::Quoted {
+                text: inner.to_owned(),
+                source,
+            });
     }
     if inner == "end" || inner.starts_with("range ") {
-        return Err(Error::Unsupported(inner.to_owned()));
+        return Err(PathError::Unsupported(inner.to_owned()));
     }
-    inner.parse().map(Part::Path)
+    inner.parse().map(TemplatePart::Path)
 }
 
 impl Template {
@@ -137,8 +141,8 @@ impl Template {
             .0
             .iter()
             .map(|part| match part {
-                Part::Text(text) => text.clone(),
-                Part::Path(path) => path.find(value).iter().map(one).collect::<Vec<_>>().join(" "),
+                TemplatePart::Text(text) => text.clone(),
+                TemplatePart::Path(path) => path.find(value).iter().map(one).collect::<Vec<_>>().join(" "),
             })
             .collect();
         if !text.ends_with('\n') {

@@ -6,7 +6,7 @@ use divvy_model::{Node, Phase, Pod};
 
 /// The number of units of `aliyun.com/gpu-mem` on a node, as kube-scheduler counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct NodeSum {
     /// The node's capacity (`status.capacity`).
     pub capacity: u64,
     /// The number of units that the kubelet offers now (`status.allocatable`). The units of failed GPUs are not included. It is 0
@@ -16,7 +16,7 @@ pub struct Sum {
     pub requested: u64,
 }
 
-impl Sum {
+impl NodeSum {
     /// Return the number of units that kube-scheduler considers free.
     pub fn free(&self) -> u64 {
         self.offered.saturating_sub(self.requested)
@@ -25,13 +25,13 @@ impl Sum {
 
 /// Compute the sums of each node, by node name. As in kube-scheduler's plugin `NodeResourcesFit`, a pod counts until its phase is
 /// Succeeded or Failed, even while it is being deleted.
-pub fn sums(nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Sum> {
-    let of = |node: &Node| Sum {
+pub fn sums(nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, NodeSum> {
+    let of = |node: &Node| NodeSum {
         capacity: node.capacity_units,
         offered: node.allocatable_units,
         requested: 0,
     };
-    let mut sums: BTreeMap<String, Sum> = nodes.iter().map(|node| (node.name.clone(), of(node))).collect();
+    let mut sums: BTreeMap<String, NodeSum> = nodes.iter().map(|node| (node.name.clone(), of(node))).collect();
     for pod in pods
         .iter()
         .filter(|pod| !matches!(pod.phase, Phase::Succeeded | Phase::Failed))

@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 
 use divvy_host::plain;
 
-static COLOUR: OnceLock<Color> = OnceLock::new();
+static COLOUR: OnceLock<ColorMode> = OnceLock::new();
 
 /// When to color the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Color {
+pub enum ColorMode {
     /// On a terminal, unless NO_COLOR is set
     Auto,
     /// Always
@@ -19,16 +19,16 @@ pub enum Color {
 }
 
 /// Set whether to print colors, from `--color`. Only the first call has an effect.
-pub fn choose_colour(choice: Color) {
+pub fn choose_colour(choice: ColorMode) {
     let _ = COLOUR.set(choice);
 }
 
 /// Report whether text for people is colored.
 pub fn coloured() -> bool {
-    match COLOUR.get().copied().unwrap_or(Color::Auto) {
-        Color::Always => true,
-        Color::Never => false,
-        Color::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+    match COLOUR.get().copied().unwrap_or(ColorMode::Auto) {
+        ColorMode::Always => true,
+        ColorMode::Never => false,
+        ColorMode::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
     }
 }
 

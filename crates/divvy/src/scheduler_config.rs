@@ -40,7 +40,7 @@ use divvy_model::{MigProfile, WholeKind};
 /// The reason why no configuration can be made. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum SchedulerConfigError {
     /// The extender's address is not valid.
     #[error("--extender-url {url}: {why}; write, for example, {LOCAL_URL}")]
     Url {
@@ -108,18 +108,20 @@ pub enum Error {
         "Kubernetes {0} has no usable MutatingAdmissionPolicy (beta from 1.34 on, behind flags of the API server; enabled from 1.36 on); write \
          --mutate-with webhook, or --mutate-with none and set schedulerName in the pods"
     )]
-    NoPolicy(second_scheduler::Version),
+    NoPolicy(second_scheduler::KubernetesVersion),
     /// The text is not a version of Kubernetes.
     #[error("{0:?} is not a version of Kubernetes; write, for example, 1.36.3")]
     Version(String),
 }
 
-impl Error {
+impl SchedulerConfigError {
     /// Return what was found in the file, without what `divvy scheduler-config` tells its user to do.
     pub fn found(&self) -> String {
         match self {
-            Error::NotInV1 { path, found, why, .. } => format!("{path} is {found}, which {API_VERSION} does not have: {why}"),
-            Error::Conflict { path, found, why, .. } => format!("{path} {found}; {why}"),
+            SchedulerConfigError::NotInV1 { path, found, why, .. } => {
+                format!("{path} is {found}, which {API_VERSION} does not have: {why}")
+            }
+            SchedulerConfigError::Conflict { path, found, why, .. } => format!("{path} {found}; {why}"),
             other => other.to_string(),
         }
     }
@@ -192,8 +194,8 @@ pub struct Stanza {
 
 impl Stanza {
     /// Make an entry, after checking the address and the TLS settings.
-    pub fn new(url: &str, tls: Tls) -> Result<Stanza, Error> {
-        let wrong = |why: String| Error::Url {
+    pub fn new(url: &str, tls: Tls) -> Result<Stanza, SchedulerConfigError> {
+        let wrong = |why: String| SchedulerConfigError::Url {
             url: url.to_owned(),
             why,
         };
@@ -210,13 +212,13 @@ impl Stanza {
             return Err(wrong(format!("it does not end in {PATH}, the path of the extender")));
         }
         if tls.cert.is_some() != tls.key.is_some() {
-            return Err(Error::Tls(
+            return Err(SchedulerConfigError::Tls(
                 "--tls-cert and --tls-key go together: a certificate is useless without its private key; give both or none"
                     .to_owned(),
             ));
         }
         if !url.starts_with("https://") && tls != Tls::default() {
-            return Err(Error::Tls(format!(
+            return Err(SchedulerConfigError::Tls(format!(
                 "the --tls-… flags need https, but --extender-url {url} is plain HTTP: write https:// in the address, or omit the --tls-… flags"
             )));
         }
@@ -330,7 +332,7 @@ impl Stanza {
 
 /// A complete configuration file for a scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Whole<'a> {
+pub struct WholeConfig<'a> {
     /// Divvy's entry.
     pub stanza: &'a Stanza,
     /// The path of the scheduler's kubeconfig. With `None`, the scheduler uses its pod's service account.
@@ -341,7 +343,7 @@ pub struct Whole<'a> {
     pub lease: Option<(&'a str, &'a str)>,
 }
 
-impl Whole<'_> {
+impl WholeConfig<'_> {
     /// Return the configuration as YAML with comments.
     pub fn text(&self) -> String {
         let client = match self.kubeconfig {
@@ -403,7 +405,7 @@ mod tests {
     }
 
     fn whole(stanza: &Stanza) -> String {
-        Whole {
+        WholeConfig {
             stanza,
             kubeconfig: Some("/etc/kubernetes/scheduler.conf"),
             profile: DEFAULT_PROFILE,
@@ -435,7 +437,7 @@ mod tests {
 
     #[test]
     fn the_scheduler_waits_longer_than_the_extender_takes() {
-        let answer = divvy_extender::Timing::default().answer_within_ns;
+        let answer = divvy_extender::CoreTiming::default().answer_within_ns;
         assert!(HTTP_TIMEOUT_SECONDS * 1_000_000_000 > answer);
     }
 
@@ -510,7 +512,7 @@ mod tests {
     fn what_a_user_typed_cannot_break_out_of_its_line() {
         let stanza = stanza();
         let odd = "a\"b\n- c: #d";
-        let text = Whole {
+        let text = WholeConfig {
             stanza: &stanza,
             kubeconfig: Some(odd),
             profile: odd,

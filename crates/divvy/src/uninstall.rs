@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// A kind of object that an installation of Divvy contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
+pub struct InstalledKind {
     /// The API group; empty for the core group.
     pub group: &'static str,
     /// The API version.
@@ -23,8 +23,14 @@ pub struct Kind {
     pub namespaced: bool,
 }
 
-const fn kind(group: &'static str, version: &'static str, kind: &'static str, plural: &'static str, namespaced: bool) -> Kind {
-    Kind {
+const fn kind(
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    namespaced: bool,
+) -> InstalledKind {
+    InstalledKind {
         group,
         version,
         kind,
@@ -38,7 +44,7 @@ const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// All kinds in the order of their removal: workloads first, because they write to other objects, and permissions after the
 /// workloads that need them.
-pub const KINDS: [Kind; 17] = [
+pub const KINDS: [InstalledKind; 17] = [
     kind("apps", "v1", "DaemonSet", "daemonsets", true),
     kind("apps", "v1", "Deployment", "deployments", true),
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
@@ -71,7 +77,7 @@ pub const KINDS: [Kind; 17] = [
 ];
 
 /// The kind of the extender's Lease. The extender creates the Lease without labels, so it is found by its name.
-pub const LEASE: Kind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
+pub const LEASE: InstalledKind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
 
 /// An installation of Divvy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +114,7 @@ impl Release {
 
 /// An object to remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Object {
+pub struct RemovedObject {
     /// The kind, such as `DaemonSet`.
     pub kind: &'static str,
     /// The namespace, if the kind has one.
@@ -118,14 +124,14 @@ pub struct Object {
     pub name: String,
 }
 
-impl Object {
+impl RemovedObject {
     /// Return the entry of [`KINDS`] for this object.
-    pub fn of(&self) -> Option<Kind> {
+    pub fn of(&self) -> Option<InstalledKind> {
         KINDS.into_iter().find(|kind| kind.kind == self.kind)
     }
 }
 
-impl std::fmt::Display for Object {
+impl std::fmt::Display for RemovedObject {
     /// Write the object as kubectl names it: `daemonset/divvy-agent`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.kind.to_lowercase(), self.name)
@@ -157,7 +163,7 @@ impl NodeLeft {
 
 /// A pod that holds GPU memory. It would keep that memory after the removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Holder {
+pub struct HoldingPod {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name.
@@ -227,23 +233,23 @@ impl Directories {
 /// The parts of Divvy that were found in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Found {
+pub struct InstalledParts {
     /// Divvy's objects, in the order of their removal.
-    pub objects: Vec<Object>,
+    pub objects: Vec<RemovedObject>,
     /// The Helm release that created the objects, if Helm did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub helm: Option<String>,
     /// What Divvy has left in Node objects, sorted by node name.
     pub nodes: Vec<NodeLeft>,
     /// The pods that hold GPU memory.
-    pub pods: Vec<Holder>,
+    pub pods: Vec<HoldingPod>,
     /// The number of pods that wait for GPU memory.
     pub waiting: u64,
     /// The directories of Divvy's files on the nodes.
     pub directories: Directories,
 }
 
-impl Found {
+impl InstalledParts {
     /// Report whether there is nothing to remove. `labels` says whether the nodes' label is to be removed as well.
     pub fn is_nothing(&self, labels: bool) -> bool {
         self.objects.is_empty() && !self.nodes.iter().any(|node| node.has_something(labels))
@@ -326,8 +332,8 @@ pub fn serves<'a>(pod: &Pod, nodes: impl IntoIterator<Item = &'a Node>) -> bool 
     pod.request.wants_memory() || whole.is_some_and(|whole| nodes.into_iter().any(|node| offered(node, whole.kind)))
 }
 
-/// Return the pod as a [`Holder`], if it is bound, has not ended, and requests GPU memory or whole GPUs of Divvy.
-pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
+/// Return the pod as a [`HoldingPod`], if it is bound, has not ended, and requests GPU memory or whole GPUs of Divvy.
+pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<HoldingPod> {
     let node = pod.node.clone()?;
     if pod.ended() || !serves(pod, nodes.iter().filter(|known| known.name == node)) {
         return None;
@@ -344,7 +350,7 @@ pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
         Held::Legacy(legacy) => unit.memory(legacy.gpus.values().fold(0, |sum, units| sum.saturating_add(*units))),
         Held::Nothing | Held::Unreadable(_) => None,
     };
-    Some(Holder {
+    Some(HoldingPod {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         node,
@@ -353,7 +359,7 @@ pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
 }
 
 /// Return the reason why nothing may be removed: either Helm manages the objects, or pods hold GPU memory and `force` is false.
-pub fn refusal(found: &Found, release: &Release, force: bool) -> Option<String> {
+pub fn refusal(found: &InstalledParts, release: &Release, force: bool) -> Option<String> {
     if let Some(helm) = &found.helm {
         return Some(format!(
             "Helm installed Divvy and tracks its objects, so nothing was removed. Remove them with helm uninstall {helm} -n {}, and then run this command \
@@ -385,7 +391,7 @@ fn some(items: impl ExactSizeIterator<Item = String>) -> String {
     text
 }
 
-fn holders(pods: &[Holder]) -> String {
+fn holders(pods: &[HoldingPod]) -> String {
     some(pods.iter().map(|pod| {
         let memory = pod.memory.map_or(String::new(), |memory| format!(", {memory}"));
         format!("{}/{} (node {}{memory})", pod.namespace, pod.name, pod.node)
@@ -394,7 +400,7 @@ fn holders(pods: &[Holder]) -> String {
 
 /// Return a text that lists everything that would be removed (with `removed`: everything that was removed), and the steps that
 /// remain for the user.
-pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> String {
+pub fn text(found: &InstalledParts, release: &Release, labels: bool, removed: bool) -> String {
     let mut text = String::new();
     if found.is_nothing(labels) {
         text.push_str(&format!(

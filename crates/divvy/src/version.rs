@@ -12,7 +12,7 @@ const NAMES: usize = 3;
 
 /// The version of this program, for the output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Client {
+pub struct ClientVersion {
     /// The version, such as `0.1.0`.
     pub version: &'static str,
     /// The git commit from which the program was built, or `unknown`.
@@ -20,7 +20,7 @@ pub struct Client {
 }
 
 /// The version of this program.
-pub const CLIENT: Client = Client {
+pub const CLIENT: ClientVersion = ClientVersion {
     version: env!("CARGO_PKG_VERSION"),
     commit: env!("DIVVY_COMMIT"),
 };
@@ -40,7 +40,7 @@ pub enum Known<T> {
 
 /// The pods of the extender with the same image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Extender {
+pub struct ExtenderPods {
     /// The version, if the image's tag is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -52,7 +52,7 @@ pub struct Extender {
 
 /// The agents with the same version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Agents {
+pub struct AgentsOfVersion {
     /// The version, from the inventory.
     pub version: String,
     /// The nodes whose agents have this version.
@@ -76,32 +76,32 @@ pub struct Published {
 
 /// The versions in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Server {
+pub struct ServerVersions {
     /// The version of the API server.
     pub kubernetes: Known<String>,
     /// The versions of the extender's pods, sorted by image.
-    pub extender: Known<Vec<Extender>>,
+    pub extender: Known<Vec<ExtenderPods>>,
     /// The versions of the agents, sorted by version.
-    pub agents: Known<Vec<Agents>>,
+    pub agents: Known<Vec<AgentsOfVersion>>,
 }
 
 /// The output of `divvy version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Versions {
     /// The version of this program.
-    pub client: Client,
+    pub client: ClientVersion,
     /// The versions in the cluster. `None` with `--client`, or if the cluster cannot be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub server: Option<Server>,
+    pub server: Option<ServerVersions>,
 }
 
 /// Group the extender's pods, given as pairs of pod and image, by image.
-pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<Extender> {
+pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<ExtenderPods> {
     let mut images: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (pod, image) in pods {
         images.entry(image).or_default().insert(pod);
     }
-    let one = |(image, pods): (String, BTreeSet<String>)| Extender {
+    let one = |(image, pods): (String, BTreeSet<String>)| ExtenderPods {
         version: version_of(&image),
         image,
         pods,
@@ -110,15 +110,17 @@ pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<Extend
 }
 
 /// Group the agents by version.
-pub fn agents(all: impl IntoIterator<Item = Published>) -> Vec<Agents> {
-    let mut versions: BTreeMap<String, Agents> = BTreeMap::new();
+pub fn agents(all: impl IntoIterator<Item = Published>) -> Vec<AgentsOfVersion> {
+    let mut versions: BTreeMap<String, AgentsOfVersion> = BTreeMap::new();
     for Published { node, version, offers } in all {
         let agents = versions.entry(version).or_default();
         let nodes = if offers { &mut agents.nodes } else { &mut agents.away };
         nodes.insert(node);
     }
     let versions = versions.into_iter();
-    versions.map(|(version, agents)| Agents { version, ..agents }).collect()
+    versions
+        .map(|(version, agents)| AgentsOfVersion { version, ..agents })
+        .collect()
 }
 
 /// Return the tag of an image without a leading `v`, if the tag is a version, as in `registry.example:5000/divvy:v0.1.0`.
@@ -144,7 +146,7 @@ impl Versions {
 
     /// Return a warning for each component whose version differs from that of this program.
     pub fn differences(&self) -> Vec<String> {
-        let Some(Server { extender, agents, .. }) = &self.server else {
+        let Some(ServerVersions { extender, agents, .. }) = &self.server else {
             return Vec::new();
         };
         let other = |version: &str| version != self.client.version;
@@ -176,8 +178,8 @@ fn text_of<T>(known: &Known<T>, words: impl Fn(&T) -> String) -> String {
     }
 }
 
-fn extenders_text(all: &[Extender]) -> String {
-    let one = |one: &Extender| {
+fn extenders_text(all: &[ExtenderPods]) -> String {
+    let one = |one: &ExtenderPods| {
         let version = one.version.as_deref().unwrap_or("version unknown");
         let s = if one.pods.len() == 1 { "" } else { "s" };
         format!("{version} (pod{s} {}, image {})", names(&one.pods), one.image)
@@ -188,13 +190,13 @@ fn extenders_text(all: &[Extender]) -> String {
     }
 }
 
-fn agents_text(all: &[Agents]) -> String {
-    let run = |one: &Agents| match one.nodes.len() {
+fn agents_text(all: &[AgentsOfVersion]) -> String {
+    let run = |one: &AgentsOfVersion| match one.nodes.len() {
         0 => None,
         1 => Some(format!("{} on node {}", one.version, names(&one.nodes))),
         count => Some(format!("{} on {count} nodes ({})", one.version, names(&one.nodes))),
     };
-    let away = |one: &Agents| match one.away.len() {
+    let away = |one: &AgentsOfVersion| match one.away.len() {
         0 => None,
         1 => Some(format!(
             "node {} has an inventory of {} and offers no GPU memory (is the agent away?)",
@@ -254,7 +256,7 @@ mod tests {
         assert_eq!(say(&[]), "no node has published its GPUs");
         let left = Versions {
             client: CLIENT,
-            server: Some(Server {
+            server: Some(ServerVersions {
                 kubernetes: Known::Yes("v1.36.3".to_owned()),
                 extender: Known::Yes(Vec::new()),
                 agents: Known::Yes(agents(published(&[("n1", "0.0.1", false)]))),
@@ -284,11 +286,11 @@ mod tests {
     #[test]
     fn another_version_is_said_and_an_unknown_one_is_not() {
         let versions = Versions {
-            client: Client {
+            client: ClientVersion {
                 version: "0.2.0",
                 commit: "4c0fa46",
             },
-            server: Some(Server {
+            server: Some(ServerVersions {
                 kubernetes: Known::Yes("v1.36.3".to_owned()),
                 extender: Known::Yes(extenders(pairs(&[
                     ("d/extender-1", "r/divvy:0.1.0"),
@@ -317,7 +319,7 @@ mod tests {
         the agent of n2, n3, n4 and 1 more is 0.1.0, and this program is 0.2.0: its results may be wrong; use a program of the installed version, or upgrade the cluster
         ");
         let unseen = Versions {
-            server: Some(Server {
+            server: Some(ServerVersions {
                 kubernetes: Known::Yes("v1.36.3".to_owned()),
                 extender: Known::No {
                     unknown: "pods is forbidden".to_owned(),

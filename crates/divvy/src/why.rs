@@ -6,6 +6,6 @@ mod placement;
 mod tests;
 mod text;
 
-pub use names::{Name, Workload};
+pub use names::{WhyTarget, Workload};
 pub use placement::{Placement, placement, placement_text};
-pub use text::{Style, text};
+pub use text::{AnswerStyle, text};

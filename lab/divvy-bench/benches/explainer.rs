@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
-use divvy_bench::api::Api;
-use divvy_bench::cluster::{Cluster, Form, NAMESPACE, pod_name};
+use divvy_bench::api::RenderedApi;
+use divvy_bench::cluster::{ClusterSize, Form, NAMESPACE, pod_name};
 use divvy_explainer::service_proxy::{CERTIFICATE, CONFIG_MAP, CONFIG_MAP_NAMESPACE, SERVER_NAME};
-use divvy_explainer::{Settings, run_with};
+use divvy_explainer::{ExplainerSettings, run_with};
 use divvy_model::MemoryUnit;
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Empty};
@@ -48,7 +48,7 @@ fn main() -> Outcome<()> {
 }
 
 async fn serve(nodes: usize, pods: usize) -> Outcome<()> {
-    let cluster = Cluster {
+    let cluster = ClusterSize {
         nodes,
         gpus: 8,
         form: Form::Divvy,
@@ -57,7 +57,7 @@ async fn serve(nodes: usize, pods: usize) -> Outcome<()> {
     };
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let api = Api::new(cluster);
+    let api = RenderedApi::new(cluster);
     println!("{address}");
     Ok(api.serve(listener).await?)
 }
@@ -66,7 +66,7 @@ async fn explain(api: &str) -> Outcome<()> {
     let client = kube::Client::try_from(kube::Config::new(api.parse()?))?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
-    let settings = Settings {
+    let settings = ExplainerSettings {
         memory_unit: MemoryUnit::GIB,
         configmap: (CONFIG_MAP_NAMESPACE.to_owned(), CONFIG_MAP.to_owned()),
     };

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use divvy_testbed::builders::pod;
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Cluster as _;
 use k8s_openapi::api::core::v1::Pod;
@@ -49,7 +49,7 @@ async fn main() -> Result<()> {
         println!("{name:<44} {:>8.1} MiB", std::fs::metadata(path)?.len() as f64 / 1048576.0);
     }
     let gpus = "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);
-    let settings = Settings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs.clone());
+    let settings = EmbeddedSettings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs.clone());
 
     let began = Instant::now();
     let mut cluster = Embedded::start(settings).await?;
@@ -107,7 +107,7 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
     for name in ["libdivvy-guard.so", "libdivvy-guard-nvml.so"] {
         std::fs::write(libraries.path().join(name), name)?;
     }
-    let mut settings = Settings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs);
+    let mut settings = EmbeddedSettings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs);
     settings.drivers = true;
     let directory = libraries.path().display();
     // With the intervals that an agent has by default.

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use divvy_testbed::api::{ApiServer, Options};
-use divvy_testbed::programs::Program;
+use divvy_testbed::api::{ApiServer, ApiServerOptions};
+use divvy_testbed::programs::ChildProgram;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::json;
@@ -142,7 +142,7 @@ fn attacks() -> Vec<Attack> {
 
 /// A program under attack.
 struct Running {
-    program: Program,
+    program: ChildProgram,
     address: SocketAddr,
     tls: Option<TlsConnector>,
     _api: (ApiServer, divvy_testbed::api::Listening),
@@ -184,7 +184,7 @@ async fn healthz(to: SocketAddr, tls: Option<&TlsConnector>) -> std::io::Result<
 }
 
 async fn start(target: Target, programs: &Path) -> Result<Running> {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
         .context("a namespace")?;
     api.create("secrets", json!({"metadata": {"name": "tls", "namespace": "divvy-system"}}))
@@ -237,7 +237,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
         }
     };
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let mut program = Program::start(program, &programs.join(program), &args, &[], &directory.path().join("logs"))?;
+    let mut program = ChildProgram::start(program, &programs.join(program), &args, &[], &directory.path().join("logs"))?;
     let limit = Instant::now() + Duration::from_secs(30);
     let mut tls = None;
     loop {

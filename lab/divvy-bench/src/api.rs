@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::cluster::{Cluster, NAMESPACE, with_kind};
+use crate::cluster::{ClusterSize, NAMESPACE, with_kind};
 
 /// The `resourceVersion` of the lists.
 pub const FIRST: u64 = 1_000_000;
@@ -48,11 +48,11 @@ const EMPTY: [(&str, &str); 13] = [
 
 /// A cluster whose lists have been rendered, so that it can be served.
 #[derive(Debug)]
-pub struct Api {
-    cluster: Cluster,
+pub struct RenderedApi {
+    cluster: ClusterSize,
     nodes: Bytes,
     pods: Bytes,
-    written: Mutex<Written>,
+    written: Mutex<WrittenObjects>,
     /// Announces the number of changes to watches that wait for more changes.
     changes: watch::Sender<usize>,
     unknown: Mutex<BTreeSet<String>>,
@@ -62,7 +62,7 @@ pub struct Api {
 
 /// The objects that clients have written.
 #[derive(Debug, Default)]
-struct Written {
+struct WrittenObjects {
     /// The written pods by position.
     pods: BTreeMap<usize, Value>,
     /// The lines of the watch of pods. The first line has the version that follows [`FIRST`].
@@ -71,10 +71,10 @@ struct Written {
 
 type Parameters = HashMap<String, String>;
 
-impl Api {
+impl RenderedApi {
     /// Render the lists of a cluster. For a large cluster, this takes some seconds.
-    pub fn new(cluster: Cluster) -> Api {
-        Api {
+    pub fn new(cluster: ClusterSize) -> RenderedApi {
+        RenderedApi {
             nodes: list("Node", cluster.nodes, |i| cluster.node(i)),
             pods: list("Pod", cluster.pods + cluster.waiting, |i| cluster.pod(i)),
             cluster,
@@ -95,7 +95,7 @@ impl Api {
         axum::serve(listener, Router::new().fallback(answer).with_state(Arc::new(self))).await
     }
 
-    fn written(&self) -> MutexGuard<'_, Written> {
+    fn written(&self) -> MutexGuard<'_, WrittenObjects> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -121,7 +121,7 @@ impl Api {
     }
 
     /// Return the changes of pods after this version, with bookmarks in between.
-    fn watch_pods(self: Arc<Api>, from: u64) -> impl Stream<Item = Bytes> {
+    fn watch_pods(self: Arc<RenderedApi>, from: u64) -> impl Stream<Item = Bytes> {
         let told = usize::try_from(from.saturating_sub(FIRST)).unwrap_or(0);
         let changes = self.changes.subscribe();
         stream::unfold((self, changes, told), |(api, mut changes, told)| async move {
@@ -191,7 +191,7 @@ fn failed(code: StatusCode, reason: &str, message: &str) -> Response {
 }
 
 async fn answer(
-    State(api): State<Arc<Api>>,
+    State(api): State<Arc<RenderedApi>>,
     method: Method,
     uri: Uri,
     Query(parameters): Query<Parameters>,
@@ -329,7 +329,7 @@ fn only_bookmarks(kind: &'static str) -> impl Stream<Item = Bytes> + Send + 'sta
     })
 }
 
-fn nodes(api: &Api, parameters: &Parameters) -> Response {
+fn nodes(api: &RenderedApi, parameters: &Parameters) -> Response {
     if let Some(refusal) = refused(parameters) {
         return refusal;
     }
@@ -347,7 +347,7 @@ fn nodes(api: &Api, parameters: &Parameters) -> Response {
     }
 }
 
-fn pods(api: Arc<Api>, parameters: &Parameters) -> Response {
+fn pods(api: Arc<RenderedApi>, parameters: &Parameters) -> Response {
     if let Some(refusal) = refused(parameters) {
         return refusal;
     }
@@ -376,7 +376,7 @@ fn limited(lines: impl Stream<Item = Bytes> + Send + 'static, parameters: &Param
     }
 }
 
-async fn of_pod(api: &Api, method: &str, rest: &[&str], position: usize, mut pod: Value, body: Value) -> Response {
+async fn of_pod(api: &RenderedApi, method: &str, rest: &[&str], position: usize, mut pod: Value, body: Value) -> Response {
     match (method, rest) {
         ("GET", []) => said(StatusCode::OK, &pod),
         // gpushare's extender writes its annotations in this way.

@@ -5,17 +5,17 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 /// A TCP stream, or TLS over one.
-pub trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
+pub trait ByteStream: Read + Write + Send {}
+impl<T: Read + Write + Send> ByteStream for T {}
 
 /// An HTTP/1.1 client that uses one connection.
-pub struct Connection {
-    stream: BufReader<Box<dyn Stream>>,
+pub struct HttpConnection {
+    stream: BufReader<Box<dyn ByteStream>>,
     /// The lines of each request about the server and the client.
     head: String,
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for HttpConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").finish_non_exhaustive()
     }
@@ -25,20 +25,20 @@ fn unexpected(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-impl Connection {
+impl HttpConnection {
     /// Open a connection over plain TCP.
     ///
     /// # Errors
     /// Fails if no program listens at the address.
-    pub fn open(address: &str) -> io::Result<Connection> {
+    pub fn open(address: &str) -> io::Result<HttpConnection> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        Ok(Connection::over(Box::new(stream)))
+        Ok(HttpConnection::over(Box::new(stream)))
     }
 
     /// Send requests over an existing stream.
-    pub fn over(stream: Box<dyn Stream>) -> Connection {
-        Connection {
+    pub fn over(stream: Box<dyn ByteStream>) -> HttpConnection {
+        HttpConnection {
             stream: BufReader::with_capacity(1 << 16, stream),
             head: "Host: extender\r\n".to_owned(),
         }
@@ -46,9 +46,9 @@ impl Connection {
 
     /// Send requests to a server that checks its name and a token.
     #[must_use]
-    pub fn bearing(self, host: &str, token: &str) -> Connection {
+    pub fn bearing(self, host: &str, token: &str) -> HttpConnection {
         let head = format!("Host: {host}\r\nAuthorization: Bearer {token}\r\n");
-        Connection { head, ..self }
+        HttpConnection { head, ..self }
     }
 
     /// Send a GET request. Return the response's status and body.

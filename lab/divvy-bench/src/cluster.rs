@@ -36,7 +36,7 @@ impl Form {
 
 /// The size and form of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterSize {
     /// The number of nodes.
     pub nodes: usize,
     /// The number of GPUs of each node.
@@ -85,7 +85,7 @@ fn address(node: usize) -> String {
     format!("10.{}.{}.{}", 64 + node / 65_536 % 64, node / 256 % 256, node % 256)
 }
 
-impl Cluster {
+impl ClusterSize {
     /// Return the name of a node.
     pub fn name(i: usize) -> String {
         format!("gpu-node-{i:05}.cluster.example")
@@ -126,13 +126,16 @@ impl Cluster {
     pub fn shuffled_names(&self) -> Vec<String> {
         let mut order: Vec<usize> = (0..self.nodes).collect();
         order.sort_by_key(|i| scattered(*i));
-        order.into_iter().map(Cluster::name).collect()
+        order.into_iter().map(ClusterSize::name).collect()
     }
 
     /// Return the position of the node with this name.
     pub fn node_position(&self, name: &str) -> Option<usize> {
         let number = name.strip_prefix("gpu-node-")?.split('.').next()?;
-        number.parse().ok().filter(|i| *i < self.nodes && Cluster::name(*i) == name)
+        number
+            .parse()
+            .ok()
+            .filter(|i| *i < self.nodes && ClusterSize::name(*i) == name)
     }
 
     /// Return the position of the pod with this name.
@@ -184,7 +187,7 @@ impl Cluster {
         let mut annotations = Map::from_iter([
             (
                 "csi.volume.kubernetes.io/nodeid".to_owned(),
-                json!(format!(r#"{{"csi.example":"{}"}}"#, Cluster::name(i))),
+                json!(format!(r#"{{"csi.example":"{}"}}"#, ClusterSize::name(i))),
             ),
             ("node.alpha.kubernetes.io/ttl".to_owned(), json!("30")),
             (
@@ -196,12 +199,12 @@ impl Cluster {
             annotations.insert(names::INVENTORY.to_owned(), json!(self.inventory(i)));
         }
         let labels = json!({"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux", "gpushare": "true", "kubernetes.io/arch": "amd64",
-            "kubernetes.io/hostname": Cluster::name(i), "kubernetes.io/os": "linux", "node.kubernetes.io/instance-type": "gpu.8xlarge",
+            "kubernetes.io/hostname": ClusterSize::name(i), "kubernetes.io/os": "linux", "node.kubernetes.io/instance-type": "gpu.8xlarge",
             "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB", "topology.kubernetes.io/region": "region-1",
             "topology.kubernetes.io/zone": format!("region-1{}", ["a", "b", "c"][i % 3])});
         let system = format!("{:032x}", u128::from(scattered(i)));
         json!({
-            "metadata": {"name": Cluster::name(i), "uid": format!("{:08x}-0000-4000-8000-{i:012x}", scattered(i) >> 32),
+            "metadata": {"name": ClusterSize::name(i), "uid": format!("{:08x}-0000-4000-8000-{i:012x}", scattered(i) >> 32),
                 "resourceVersion": "1000000", "creationTimestamp": time(i), "labels": labels, "annotations": annotations,
                 "managedFields": [
                     managed("kubelet", "Update", "", fields(&["f:metadata", "f:annotations", "f:volumes.kubernetes.io/controller-managed-attach-detach"])),
@@ -210,7 +213,7 @@ impl Cluster {
                         "f:aliyun.com/gpu-mem", "f:conditions", "k:{\"type\":\"Ready\"}", "f:lastHeartbeatTime", "f:images", "f:nodeInfo"]))]},
             "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"], "providerID": format!("example:///region-1/{system}")},
             "status": {"capacity": amounts("128", "1056270380Ki"), "allocatable": amounts("127600m", "1055118380Ki"), "conditions": conditions,
-                "addresses": [{"type": "InternalIP", "address": address(i)}, {"type": "Hostname", "address": Cluster::name(i)}],
+                "addresses": [{"type": "InternalIP", "address": address(i)}, {"type": "Hostname", "address": ClusterSize::name(i)}],
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
                 "nodeInfo": {"machineID": system, "systemUUID": system, "bootID": system, "kernelVersion": "6.8.0-45-generic", "osImage": "Ubuntu 24.04.1 LTS",
                     "containerRuntimeVersion": "containerd://2.1.4", "kubeletVersion": "v1.33.2", "kubeProxyVersion": "", "operatingSystem": "linux",
@@ -221,7 +224,7 @@ impl Cluster {
     fn inventory(&self, i: usize) -> String {
         let gpus: Vec<Value> = (0..self.gpus)
             .map(|gpu| {
-                json!({"uuid": Cluster::uuid(i, gpu), "kind": "gpu", "parent": null, "index": gpu, "minor": gpu, "pci": format!("0000:{gpu:02x}:00.0"),
+                json!({"uuid": ClusterSize::uuid(i, gpu), "kind": "gpu", "parent": null, "index": gpu, "minor": gpu, "pci": format!("0000:{gpu:02x}:00.0"),
                     "model": "NVIDIA A100-SXM4-40GB", "cc": "8.0", "sms": 108, "clockMHz": 1410, "totalMiB": UNITS * 1024, "reserveMiB": 0,
                     "units": UNITS, "heldMiB": 0, "numa": gpu / 4, "health": "ok", "reason": null, "links": []})
             })
@@ -238,7 +241,7 @@ impl Cluster {
         let mut pod = pod_that_asks(&pod_name(i), &pod_uid(i), i, units);
         let mut annotations = legacy::bind_annotations(gpu as u32, UNITS, units, 1_767_225_600_000_000_000 + i as u64);
         if self.form == Form::Divvy {
-            let (uuid, memory) = (Cluster::uuid(node, gpu), units * 1024);
+            let (uuid, memory) = (ClusterSize::uuid(node, gpu), units * 1024);
             let ours = json!({"v": 1, "gpus": [{"uuid": uuid, "memMiB": memory, "cores": 0, "whole": false}],
                 "containers": {"main": [{"uuid": uuid, "memMiB": memory, "cores": 0}]}});
             annotations.insert(names::ALLOCATION.to_owned(), ours.to_string());
@@ -247,7 +250,7 @@ impl Cluster {
             annotations.insert(names::ALIYUN_ASSIGNED.to_owned(), "true".to_owned());
         }
         pod["metadata"]["annotations"] = json!(annotations);
-        pod["spec"]["nodeName"] = json!(Cluster::name(node));
+        pod["spec"]["nodeName"] = json!(ClusterSize::name(node));
         let conditions = [
             "PodReadyToStartContainers",
             "Initialized",
@@ -271,7 +274,7 @@ impl Cluster {
     /// Return the body of a bind request for one of the waiting pods.
     pub fn bind(&self, waiting: usize) -> String {
         let i = self.pods + waiting;
-        let node = Cluster::name(scattered(waiting) as usize % self.nodes.max(1));
+        let node = ClusterSize::name(scattered(waiting) as usize % self.nodes.max(1));
         json!({"PodName": pod_name(i), "PodNamespace": NAMESPACE, "PodUID": pod_uid(i), "Node": node}).to_string()
     }
 }

@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use divvy_bench::ask::Connection;
-use divvy_bench::cluster::{self, Cluster};
+use divvy_bench::ask::HttpConnection;
+use divvy_bench::cluster::{self, ClusterSize};
 use serde_json::{Value, json};
 
-use crate::process::Running;
-use crate::report::{Budget, Row};
+use crate::process::RunningProgram;
+use crate::report::{BenchRow, CostBudget};
 use crate::say;
 
 /// The number of filter calls, and also of prioritize calls.
@@ -22,11 +22,11 @@ pub(crate) const BINDS: usize = 500;
 /// The time limit for an extender to become ready.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-const READY: Budget = Budget {
+const READY: CostBudget = CostBudget {
     seconds: Some(3.0),
     mib: Some(200.0),
 };
-const MEMORY: Budget = Budget {
+const MEMORY: CostBudget = CostBudget {
     seconds: None,
     mib: Some(200.0),
 };
@@ -38,7 +38,7 @@ pub(crate) fn free_port() -> anyhow::Result<u16> {
 
 /// An extender to measure.
 #[derive(Debug)]
-pub(crate) struct Extender<'a> {
+pub(crate) struct MeasuredExtender<'a> {
     pub(crate) name: &'a str,
     pub(crate) command: Command,
     pub(crate) port: u16,
@@ -48,26 +48,26 @@ pub(crate) struct Extender<'a> {
     pub(crate) first: usize,
 }
 
-impl Extender<'_> {
+impl MeasuredExtender<'_> {
     /// Start the extender, call it, and stop it. If something fails, the results that were measured before are kept.
-    pub(crate) fn measure(mut self, cluster: &Cluster, directory: &Path, rows: &mut Vec<Row>) {
+    pub(crate) fn measure(mut self, cluster: &ClusterSize, directory: &Path, rows: &mut Vec<BenchRow>) {
         if let Err(error) = self.try_to_measure(cluster, directory, rows) {
             let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();
             let last = said.lines().last().map_or_else(String::new, |line| format!(" ({line})"));
-            rows.push(Row::failed(self.name, format!("{error:#}{last}")));
+            rows.push(BenchRow::failed(self.name, format!("{error:#}{last}")));
         }
     }
 
-    fn try_to_measure(&mut self, cluster: &Cluster, directory: &Path, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    fn try_to_measure(&mut self, cluster: &ClusterSize, directory: &Path, rows: &mut Vec<BenchRow>) -> anyhow::Result<()> {
         let name = self.name;
-        let budget = |budget: Budget| if self.ours { budget } else { Budget::default() };
+        let budget = |budget: CostBudget| if self.ours { budget } else { CostBudget::default() };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)).to_string();
         let began = Instant::now();
         self.command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(directory.join("stderr"))?);
-        let mut running = Running(self.command.spawn().context("could not run it")?);
+        let mut running = RunningProgram(self.command.spawn().context("could not run it")?);
         let asks = cluster.asks();
         ensure!(
             asks.everywhere > 0,
@@ -75,9 +75,9 @@ impl Extender<'_> {
         );
         let body =
             |names: &[String]| json!({"Pod": cluster::asking(asks.everywhere), "Nodes": null, "NodeNames": names}).to_string();
-        let one = body(&[Cluster::name(0)]);
+        let one = body(&[ClusterSize::name(0)]);
         let mut connection = loop {
-            if let Ok(mut connection) = Connection::open(&address)
+            if let Ok(mut connection) = HttpConnection::open(&address)
                 && let Ok((200, text)) = connection.post(FILTER, &one)
                 && passed(&text) == 1
             {
@@ -92,9 +92,10 @@ impl Extender<'_> {
         let ready = began.elapsed().as_secs_f64();
         let (now, peak) = running.memory()?;
         rows.push(
-            Row::new(format!("{name}: start"), Some(ready), Some(peak), budget(READY)).with_note("peak until ready".to_owned()),
+            BenchRow::new(format!("{name}: start"), Some(ready), Some(peak), budget(READY))
+                .with_note("peak until ready".to_owned()),
         );
-        rows.push(Row::new(format!("{name}: ready"), None, Some(now), budget(MEMORY)));
+        rows.push(BenchRow::new(format!("{name}: ready"), None, Some(now), budget(MEMORY)));
 
         let all = body(&cluster.shuffled_names());
         let times = times(CALLS, |_| {
@@ -134,7 +135,7 @@ impl Extender<'_> {
         rows.push(calls(&format!("{name}: bind"), times));
         let (now, peak) = running.memory()?;
         let note = format!("peak after {CALLS} + {CALLS} + {BINDS} calls; {now:.0} MiB now");
-        rows.push(Row::new(format!("{name}: end"), None, Some(peak), budget(MEMORY)).with_note(note));
+        rows.push(BenchRow::new(format!("{name}: end"), None, Some(peak), budget(MEMORY)).with_note(note));
         Ok(())
     }
 }
@@ -161,8 +162,8 @@ fn times(count: usize, mut call: impl FnMut(usize) -> anyhow::Result<()>) -> any
     Ok(times)
 }
 
-fn calls(name: &str, times: Vec<f64>) -> Row {
+fn calls(name: &str, times: Vec<f64>) -> BenchRow {
     let at = |hundredths: usize| times.get((times.len().saturating_sub(1)) * hundredths / 100).copied();
     let note = format!("median of {}; 99 %: {:.2} ms", times.len(), at(99).unwrap_or(0.0) * 1_000.0);
-    Row::new(name, at(50), None, Budget::default()).with_note(note)
+    BenchRow::new(name, at(50), None, CostBudget::default()).with_note(note)
 }

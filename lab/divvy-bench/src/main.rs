@@ -15,25 +15,25 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use divvy_bench::api::Api;
-use divvy_bench::cluster::{Cluster, Form, PODS_PER_GPU};
+use divvy_bench::api::RenderedApi;
+use divvy_bench::cluster::{ClusterSize, Form, PODS_PER_GPU};
 
-use report::Report;
+use report::BenchReport;
 
 /// Measure the time and memory that Divvy's programs need to read a large cluster
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench", version)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    Cluster(ClusterArgs),
+enum BenchCommand {
+    Cluster(BenchClusterArgs),
     /// Serve the API of a measurement
     #[command(hide = true)]
-    Serve(Size),
+    Serve(BenchSize),
     /// Download these URLs and discard the bodies, for machines without curl
     #[command(hide = true)]
     Download {
@@ -68,7 +68,7 @@ which must end with status 0.
 Memory is the peak resident memory that the kernel counts for a process (VmHWM, ru_maxrss).
 
 Exit status: 0 if all budgets are kept; 1 if a budget is exceeded or a program failed.")]
-struct ClusterArgs {
+struct BenchClusterArgs {
     #[command(flatten)]
     size: Numbers,
     /// Annotations of nodes and pods [default: both forms, one after the other]
@@ -87,7 +87,7 @@ struct ClusterArgs {
     divvy: Option<PathBuf>,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
-    output: Output,
+    output: BenchOutput,
 }
 
 #[derive(Debug, Clone, Copy, Args)]
@@ -104,7 +104,7 @@ struct Numbers {
 }
 
 #[derive(Debug, Clone, Copy, Args)]
-struct Size {
+struct BenchSize {
     #[command(flatten)]
     numbers: Numbers,
     #[arg(long)]
@@ -114,7 +114,7 @@ struct Size {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum BenchOutput {
     /// One line per measurement
     Table,
     /// JSON
@@ -144,10 +144,10 @@ fn other(text: &str) -> anyhow::Result<Other> {
     }
 }
 
-impl Size {
-    fn cluster(self) -> Cluster {
+impl BenchSize {
+    fn cluster(self) -> ClusterSize {
         let Numbers { nodes, gpus, pods } = self.numbers;
-        Cluster {
+        ClusterSize {
             nodes: nodes as usize,
             gpus: gpus as usize,
             pods: pods as usize,
@@ -159,9 +159,9 @@ impl Size {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Cluster(args) => cluster(&args),
-        Command::Serve(size) => serve(size.cluster()),
-        Command::Download { urls } => tools::download(&urls),
+        BenchCommand::Cluster(args) => cluster(&args),
+        BenchCommand::Serve(size) => serve(size.cluster()),
+        BenchCommand::Download { urls } => tools::download(&urls),
     };
     outcome.unwrap_or_else(|error| {
         say(&format!("error: {error:#}"));
@@ -170,8 +170,8 @@ fn main() -> ExitCode {
 }
 
 /// Render and serve a cluster until standard input ends. Print the server's address and the sizes of the lists.
-fn serve(cluster: Cluster) -> anyhow::Result<ExitCode> {
-    let api = Api::new(cluster);
+fn serve(cluster: ClusterSize) -> anyhow::Result<ExitCode> {
+    let api = RenderedApi::new(cluster);
     let (nodes, pods) = api.sizes();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -187,7 +187,7 @@ fn serve(cluster: Cluster) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
+fn cluster(args: &BenchClusterArgs) -> anyhow::Result<ExitCode> {
     let Numbers { nodes, gpus, pods } = args.size;
     let most = nodes as usize * gpus as usize * PODS_PER_GPU;
     ensure!(
@@ -217,11 +217,11 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
     );
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let forms = args.form.map_or(vec![Form::Gpushare, Form::Divvy], |form| vec![form]);
-    let mut report = Report::new(nodes, gpus, pods);
+    let mut report = BenchReport::new(nodes, gpus, pods);
     for form in forms {
         let others: Vec<&Other> = args.other.iter().filter(|other| wanted(&other.name)).collect();
         let extenders = others.iter().filter(|other| other.is_extender()).count() + usize::from(wanted("extender"));
-        let size = Size {
+        let size = BenchSize {
             numbers: args.size,
             // Each extender binds its own pods; `why` is run for a pod that is never bound.
             waiting: u32::try_from(extenders * extender::BINDS + 1)?,
@@ -231,12 +231,13 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
             "generating {nodes} nodes with {gpus} GPUs and {pods} pods, form {}",
             form.name()
         ));
-        let bench = tools::Bench::start(size, divvy.clone()).context("could not start the API server of the measurement")?;
+        let bench =
+            tools::ServedCluster::start(size, divvy.clone()).context("could not start the API server of the measurement")?;
         bench.run(&wanted, &others, &mut report)?;
     }
     match args.output {
-        Output::Json => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
-        Output::Table => print(&report.table()?),
+        BenchOutput::Json => print(&format!("{}\n", serde_json::to_string_pretty(&report)?)),
+        BenchOutput::Table => print(&report.table()?),
     }
     Ok(if report.is_good() {
         ExitCode::SUCCESS

@@ -5,40 +5,40 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use divvy_bench::ask::Connection;
+use divvy_bench::ask::HttpConnection;
 
-use crate::process::Running;
-use crate::report::{Budget, Row};
+use crate::process::RunningProgram;
+use crate::report::{BenchRow, CostBudget};
 
 /// The time limit for the first page.
 const PATIENCE: Duration = Duration::from_secs(300);
-const FIRST: Budget = Budget {
+const FIRST: CostBudget = CostBudget {
     seconds: None,
     mib: Some(150.0),
 };
 /// The page's first paint may take 100 ms.
-const LATER: Budget = Budget {
+const LATER: CostBudget = CostBudget {
     seconds: Some(0.1),
     mib: None,
 };
 
 /// Run the command until its page has this text, and measure it.
-pub(crate) fn measure(command: Command, text: &str) -> Vec<Row> {
+pub(crate) fn measure(command: Command, text: &str) -> Vec<BenchRow> {
     let mut rows = Vec::new();
     if let Err(error) = measured(command, text, &mut rows) {
-        rows.push(Row::failed("web", format!("{error:#}")));
+        rows.push(BenchRow::failed("web", format!("{error:#}")));
     }
     rows
 }
 
-fn measured(mut command: Command, wanted: &str, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+fn measured(mut command: Command, wanted: &str, rows: &mut Vec<BenchRow>) -> anyhow::Result<()> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let began = Instant::now();
-    let mut running = Running(command.spawn().context("could not run it")?);
+    let mut running = RunningProgram(command.spawn().context("could not run it")?);
     let mut line = String::new();
     BufReader::new(running.0.stdout.take().context("it has no output")?).read_line(&mut line)?;
     let (address, token) = parts(&line).with_context(|| format!("it printed no address but {line:?}"))?;
-    let mut connection = Connection::open(address)?.bearing(address, token);
+    let mut connection = HttpConnection::open(address)?.bearing(address, token);
     loop {
         let (status, text) = connection.get("/")?;
         if status == 200 && text.contains(wanted) {
@@ -51,12 +51,12 @@ fn measured(mut command: Command, wanted: &str, rows: &mut Vec<Row>) -> anyhow::
     let seconds = began.elapsed().as_secs_f64();
     let (now, peak) = running.memory()?;
     let note = format!("first page; peak until then, {now:.0} MiB now");
-    rows.push(Row::new("web", Some(seconds), Some(peak), FIRST).with_note(note));
+    rows.push(BenchRow::new("web", Some(seconds), Some(peak), FIRST).with_note(note));
     let began = Instant::now();
     let (status, text) = connection.get("/")?;
     ensure!(status == 200, "the page has status {status}");
     let note = format!("{} KB, not compressed", text.len() / 1000);
-    rows.push(Row::new("web: a page", Some(began.elapsed().as_secs_f64()), None, LATER).with_note(note));
+    rows.push(BenchRow::new("web: a page", Some(began.elapsed().as_secs_f64()), None, LATER).with_note(note));
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use wait4::Wait4 as _;
 const LIMIT: Duration = Duration::from_secs(300);
 /// A program that has ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct EndedProgram {
     pub(crate) status: ExitStatus,
     pub(crate) seconds: f64,
     pub(crate) mib: f64,
@@ -23,7 +23,7 @@ pub(crate) struct Ended {
     errors: PathBuf,
 }
 
-impl Ended {
+impl EndedProgram {
     /// Return the last line that the program wrote to standard error, or, if it wrote nothing there, to standard output.
     pub(crate) fn last_words(&self) -> String {
         let last = |file: &Path| lines(file).filter(|line| !line.trim().is_empty()).last();
@@ -44,7 +44,7 @@ fn lines(file: &Path) -> impl Iterator<Item = String> {
 }
 
 /// Run a program to its end. Its output is written to files in `directory`, so that the program never waits for a reader.
-pub(crate) fn run(command: &mut Command, directory: &Path) -> anyhow::Result<Ended> {
+pub(crate) fn run(command: &mut Command, directory: &Path) -> anyhow::Result<EndedProgram> {
     let (output, errors) = (directory.join("stdout"), directory.join("stderr"));
     command
         .stdin(Stdio::null())
@@ -65,7 +65,7 @@ pub(crate) fn run(command: &mut Command, directory: &Path) -> anyhow::Result<End
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    Ok(Ended {
+    Ok(EndedProgram {
         status: used.status,
         seconds: began.elapsed().as_secs_f64(),
         mib: used.rusage.maxrss as f64 / f64::from(1 << 20),
@@ -76,9 +76,9 @@ pub(crate) fn run(command: &mut Command, directory: &Path) -> anyhow::Result<End
 
 /// A program that runs until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Running(pub(crate) Child);
+pub(crate) struct RunningProgram(pub(crate) Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         // The processes that a shell started are killed first. Any of them may already have ended.
         for id in tree(self.0.id()).into_iter().skip(1) {
@@ -89,7 +89,7 @@ impl Drop for Running {
     }
 }
 
-impl Running {
+impl RunningProgram {
     /// Return the resident memory of the program and all its descendants, now and at its peak, in MiB.
     pub(crate) fn memory(&self) -> anyhow::Result<(f64, f64)> {
         let mut sums = (0.0, 0.0);
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_program_that_goes_on_ends_with_what_its_shell_started() {
         let child = Command::new("sh").args(["-c", "sleep 100 & sleep 100; true"]).spawn();
-        let running = Running(child.expect("a shell"));
+        let running = RunningProgram(child.expect("a shell"));
         let processes = loop {
             let processes = tree(running.0.id());
             if processes.len() == 3 {

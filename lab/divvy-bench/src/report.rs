@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// The budget of a measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub(crate) struct Budget {
+pub(crate) struct CostBudget {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seconds: Option<f64>,
     #[serde(rename = "MiB", skip_serializing_if = "Option::is_none")]
@@ -16,13 +16,13 @@ pub(crate) struct Budget {
 
 /// A measurement.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct BenchRow {
     pub(crate) name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seconds: Option<f64>,
     #[serde(rename = "MiB", skip_serializing_if = "Option::is_none")]
     pub(crate) mib: Option<f64>,
-    pub(crate) budget: Budget,
+    pub(crate) budget: CostBudget,
     /// The names of the budgets that were exceeded.
     pub(crate) over: Vec<&'static str>,
     /// The reason why there is no result.
@@ -33,8 +33,8 @@ pub(crate) struct Row {
     pub(crate) note: String,
 }
 
-impl Row {
-    pub(crate) fn new(name: impl Into<String>, seconds: Option<f64>, mib: Option<f64>, budget: Budget) -> Row {
+impl BenchRow {
+    pub(crate) fn new(name: impl Into<String>, seconds: Option<f64>, mib: Option<f64>, budget: CostBudget) -> BenchRow {
         let beyond = |value: Option<f64>, most: Option<f64>| matches!((value, most), (Some(value), Some(most)) if value > most);
         let mut over = Vec::new();
         if beyond(seconds, budget.seconds) {
@@ -43,7 +43,7 @@ impl Row {
         if beyond(mib, budget.mib) {
             over.push("memory");
         }
-        Row {
+        BenchRow {
             name: name.into(),
             seconds,
             mib,
@@ -54,23 +54,23 @@ impl Row {
         }
     }
 
-    pub(crate) fn failed(name: impl Into<String>, why: String) -> Row {
-        Row {
+    pub(crate) fn failed(name: impl Into<String>, why: String) -> BenchRow {
+        BenchRow {
             name: name.into(),
             failed: Some(why),
-            ..Row::default()
+            ..BenchRow::default()
         }
     }
 
-    pub(crate) fn with_note(self, note: String) -> Row {
-        Row { note, ..self }
+    pub(crate) fn with_note(self, note: String) -> BenchRow {
+        BenchRow { note, ..self }
     }
 
     fn verdict(&self) -> String {
         match (&self.failed, self.over.is_empty()) {
             (Some(_), _) => "FAILED".to_owned(),
             (None, false) => format!("OVER ({})", self.over.join(", ")),
-            (None, true) if self.budget == Budget::default() => String::new(),
+            (None, true) if self.budget == CostBudget::default() => String::new(),
             (None, true) => "ok".to_owned(),
         }
     }
@@ -78,27 +78,27 @@ impl Row {
 
 /// All measurements of one form of the cluster.
 #[derive(Debug, Serialize)]
-pub(crate) struct Part {
+pub(crate) struct FormReport {
     pub(crate) form: Form,
     #[serde(rename = "nodesBytes")]
     pub(crate) nodes_bytes: u64,
     #[serde(rename = "podsBytes")]
     pub(crate) pods_bytes: u64,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<BenchRow>,
 }
 
 /// The complete report.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     nodes: u32,
     gpus: u32,
     pods: u32,
-    pub(crate) forms: Vec<Part>,
+    pub(crate) forms: Vec<FormReport>,
 }
 
-impl Report {
-    pub(crate) fn new(nodes: u32, gpus: u32, pods: u32) -> Report {
-        Report {
+impl BenchReport {
+    pub(crate) fn new(nodes: u32, gpus: u32, pods: u32) -> BenchReport {
+        BenchReport {
             nodes,
             gpus,
             pods,
@@ -113,7 +113,7 @@ impl Report {
 
     pub(crate) fn table(&self) -> anyhow::Result<String> {
         let mut table = tabwriter::TabWriter::new(Vec::new()).padding(3);
-        let Report { nodes, gpus, pods, .. } = self;
+        let BenchReport { nodes, gpus, pods, .. } = self;
         for part in &self.forms {
             let megabytes = (part.nodes_bytes + part.pods_bytes) as f64 / 1e6;
             writeln!(
@@ -161,14 +161,14 @@ fn memory(mib: f64) -> String {
 mod tests {
     use super::*;
 
-    const BUDGET: Budget = Budget {
+    const BUDGET: CostBudget = CostBudget {
         seconds: Some(3.0),
         mib: Some(150.0),
     };
 
-    fn report(rows: Vec<Row>) -> Report {
-        let mut report = Report::new(10, 8, 100);
-        report.forms.push(Part {
+    fn report(rows: Vec<BenchRow>) -> BenchReport {
+        let mut report = BenchReport::new(10, 8, 100);
+        report.forms.push(FormReport {
             form: Form::Gpushare,
             nodes_bytes: 80_000,
             pods_bytes: 390_000,
@@ -180,12 +180,16 @@ mod tests {
     #[test]
     fn what_is_over_its_budget_or_failed_is_not_good_and_says_so() {
         let cases = [
-            (Row::new("a", Some(3.0), Some(150.0), BUDGET), true, "ok"),
-            (Row::new("a", Some(3.01), Some(1.0), BUDGET), false, "OVER (time)"),
-            (Row::new("a", Some(1.0), Some(150.5), BUDGET), false, "OVER (memory)"),
-            (Row::new("a", Some(4.0), Some(151.0), BUDGET), false, "OVER (time, memory)"),
-            (Row::new("a", Some(1e9), Some(1e9), Budget::default()), true, ""),
-            (Row::failed("a", "exit status: 2".to_owned()), false, "FAILED"),
+            (BenchRow::new("a", Some(3.0), Some(150.0), BUDGET), true, "ok"),
+            (BenchRow::new("a", Some(3.01), Some(1.0), BUDGET), false, "OVER (time)"),
+            (BenchRow::new("a", Some(1.0), Some(150.5), BUDGET), false, "OVER (memory)"),
+            (
+                BenchRow::new("a", Some(4.0), Some(151.0), BUDGET),
+                false,
+                "OVER (time, memory)",
+            ),
+            (BenchRow::new("a", Some(1e9), Some(1e9), CostBudget::default()), true, ""),
+            (BenchRow::failed("a", "exit status: 2".to_owned()), false, "FAILED"),
         ];
         for (row, good, verdict) in cases {
             assert_eq!(row.verdict(), verdict, "{row:?}");
@@ -196,10 +200,10 @@ mod tests {
     #[test]
     fn the_table_has_a_line_for_each_measurement() {
         let rows = vec![
-            Row::new("curl", Some(0.42), Some(12.3), Budget::default()).with_note("the yardstick".to_owned()),
-            Row::new("inspect", Some(2.5), Some(1201.0), BUDGET),
-            Row::new("extender filter", Some(0.0021), None, Budget::default()),
-            Row::failed("doctor", "exit status: 2: no answer".to_owned()),
+            BenchRow::new("curl", Some(0.42), Some(12.3), CostBudget::default()).with_note("the yardstick".to_owned()),
+            BenchRow::new("inspect", Some(2.5), Some(1201.0), BUDGET),
+            BenchRow::new("extender filter", Some(0.0021), None, CostBudget::default()),
+            BenchRow::failed("doctor", "exit status: 2: no answer".to_owned()),
         ];
         let text = report(rows).table().expect("a table");
         insta::assert_snapshot!(text, @r"

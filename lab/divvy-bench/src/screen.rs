@@ -12,12 +12,12 @@ use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::process::Running;
-use crate::report::{Budget, Row};
+use crate::process::RunningProgram;
+use crate::report::{BenchRow, CostBudget};
 
 /// The time limit for the screen.
 const PATIENCE: Duration = Duration::from_secs(300);
-const BUDGET: Budget = Budget {
+const BUDGET: CostBudget = CostBudget {
     seconds: Some(1.5),
     mib: Some(60.0),
 };
@@ -29,10 +29,10 @@ const SIZE: Winsize = Winsize {
 };
 
 /// Run the command until its screen has all these texts, and return the time and the peak memory.
-pub(crate) fn first(name: &str, command: Command, texts: &[&str]) -> Row {
+pub(crate) fn first(name: &str, command: Command, texts: &[&str]) -> BenchRow {
     match measured(command, texts) {
-        Ok((seconds, mib)) => Row::new(name, Some(seconds), Some(mib), BUDGET),
-        Err(error) => Row::failed(name, format!("{error:#}")),
+        Ok((seconds, mib)) => BenchRow::new(name, Some(seconds), Some(mib), BUDGET),
+        Err(error) => BenchRow::failed(name, format!("{error:#}")),
     }
 }
 
@@ -63,7 +63,7 @@ fn measured(mut command: Command, texts: &[&str]) -> anyhow::Result<(f64, f64)> 
         .stdout(side()?)
         .stderr(side()?);
     let began = Instant::now();
-    let mut running = Running(command.spawn().context("could not run it")?);
+    let mut running = RunningProgram(command.spawn().context("could not run it")?);
     let mut text = String::new();
     let seconds = loop {
         if let Some(status) = running.0.try_wait()? {

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, ensure};
-use divvy_bench::cluster::{Cluster, NAMESPACE, pod_name};
+use divvy_bench::cluster::{ClusterSize, NAMESPACE, pod_name};
 use tempfile::TempDir;
 
-use crate::extender::{self, Extender};
-use crate::process::{self, Ended, Running};
-use crate::report::{Budget, Part, Report, Row};
-use crate::{Other, Size, page, say, screen};
+use crate::extender::{self, MeasuredExtender};
+use crate::process::{self, EndedProgram, RunningProgram};
+use crate::report::{BenchReport, BenchRow, CostBudget, FormReport};
+use crate::{BenchSize, Other, page, say, screen};
 
 /// The names of Divvy's measurements.
 pub(crate) const OURS: [&str; 10] = [
@@ -44,9 +44,9 @@ struct Tool {
     computes: bool,
 }
 
-fn tools(cluster: &Cluster) -> Vec<Tool> {
+fn tools(cluster: &ClusterSize) -> Vec<Tool> {
     let words = |text: &str| text.split(' ').map(str::to_owned).collect();
-    let last = Cluster::name(cluster.nodes.saturating_sub(1));
+    let last = ClusterSize::name(cluster.nodes.saturating_sub(1));
     let waits = pod_name(cluster.pods + cluster.waiting.saturating_sub(1));
     vec![
         Tool {
@@ -116,18 +116,18 @@ fn grouped(number: usize) -> String {
 }
 
 /// A cluster that is being served.
-pub(crate) struct Bench {
-    cluster: Cluster,
+pub(crate) struct ServedCluster {
+    cluster: ClusterSize,
     divvy: PathBuf,
     address: String,
     directory: TempDir,
-    part: Part,
+    part: FormReport,
     // The server ends when this is dropped.
-    _server: Running,
+    _server: RunningProgram,
 }
 
-impl Bench {
-    pub(crate) fn start(size: Size, divvy: PathBuf) -> anyhow::Result<Bench> {
+impl ServedCluster {
+    pub(crate) fn start(size: BenchSize, divvy: PathBuf) -> anyhow::Result<ServedCluster> {
         let numbers = size.numbers;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("serve");
@@ -143,7 +143,7 @@ impl Bench {
             .args(["--form", size.form.name()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut server = Running(command.spawn()?);
+        let mut server = RunningProgram(command.spawn()?);
         let mut line = String::new();
         BufReader::new(server.0.stdout.take().context("it has no output")?).read_line(&mut line)?;
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -152,12 +152,12 @@ impl Bench {
         };
         let directory = tempfile::tempdir()?;
         std::fs::write(directory.path().join("kubeconfig"), kubeconfig(address))?;
-        Ok(Bench {
+        Ok(ServedCluster {
             cluster: size.cluster(),
             divvy,
             address: (*address).to_owned(),
             directory,
-            part: Part {
+            part: FormReport {
                 form: size.form,
                 nodes_bytes: nodes.parse()?,
                 pods_bytes: pods.parse()?,
@@ -168,10 +168,15 @@ impl Bench {
     }
 
     /// Measure the programs, one after the other.
-    pub(crate) fn run(mut self, wanted: &dyn Fn(&str) -> bool, others: &[&Other], report: &mut Report) -> anyhow::Result<()> {
+    pub(crate) fn run(
+        mut self,
+        wanted: &dyn Fn(&str) -> bool,
+        others: &[&Other],
+        report: &mut BenchReport,
+    ) -> anyhow::Result<()> {
         say("curl");
         let yardstick = self.yardstick()?;
-        let budget = Budget {
+        let budget = CostBudget {
             seconds: Some(yardstick * TIMES_CURL),
             mib: Some(TOOL_MIB),
         };
@@ -179,7 +184,7 @@ impl Bench {
             say(tool.name);
             let mut command = self.command(&self.divvy);
             let ended = process::run(command.args(&tool.arguments), self.directory.path());
-            let budget = Budget {
+            let budget = CostBudget {
                 seconds: budget.seconds.filter(|_| !tool.computes),
                 ..budget
             };
@@ -207,7 +212,9 @@ impl Bench {
         for other in others.iter().filter(|other| !other.is_extender()) {
             say(&other.name);
             let ended = process::run(&mut self.shell(&other.command), self.directory.path());
-            self.part.rows.push(judged(&other.name, ended, &[0], "", Budget::default()));
+            self.part
+                .rows
+                .push(judged(&other.name, ended, &[0], "", CostBudget::default()));
         }
         let mut first = 0;
         if wanted("extender") {
@@ -231,7 +238,7 @@ impl Bench {
     }
 
     fn extender(&mut self, name: &str, command: Command, port: u16, ours: bool, first: usize) {
-        let extender = Extender {
+        let extender = MeasuredExtender {
             name,
             command,
             port,
@@ -269,7 +276,7 @@ impl Bench {
         let note = format!("downloads both lists; median of {YARDSTICK}");
         self.part
             .rows
-            .push(Row::new(name, Some(run.seconds), Some(run.mib), Budget::default()).with_note(note));
+            .push(BenchRow::new(name, Some(run.seconds), Some(run.mib), CostBudget::default()).with_note(note));
         Ok(run.seconds)
     }
 
@@ -314,19 +321,19 @@ current-context: bench
 
 /// Judge a run. A tool that fails early looks fast. A run therefore counts only if its exit status is allowed and its output
 /// shows that it has read the cluster.
-fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &str, budget: Budget) -> Row {
+fn judged(name: &str, ended: anyhow::Result<EndedProgram>, statuses: &[i32], proof: &str, budget: CostBudget) -> BenchRow {
     let ended = match ended {
         Ok(ended) => ended,
-        Err(error) => return Row::failed(name, format!("{error:#}")),
+        Err(error) => return BenchRow::failed(name, format!("{error:#}")),
     };
-    let row = Row::new(name, Some(ended.seconds), Some(ended.mib), budget);
+    let row = BenchRow::new(name, Some(ended.seconds), Some(ended.mib), budget);
     if !ended.status.code().is_some_and(|code| statuses.contains(&code)) {
         let failed = Some(format!("{}: {}", ended.status, ended.last_words()));
-        return Row { failed, ..row };
+        return BenchRow { failed, ..row };
     }
     if !proof.is_empty() && !ended.printed(proof) {
         let failed = Some(format!("its output does not contain {proof:?}: {}", ended.last_words()));
-        return Row { failed, ..row };
+        return BenchRow { failed, ..row };
     }
     row
 }

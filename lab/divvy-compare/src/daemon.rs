@@ -10,8 +10,8 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::mps::state;
-use crate::play::{Outcome, Running, SETTLE, START, beside};
-use crate::scenario::Scenario;
+use crate::play::{PlayOutcome, PlayedProgram, SETTLE, START, beside};
+use crate::scenario::PluginScenario;
 
 /// How long to wait for a daemon that should not become ready.
 const NEVER: Duration = Duration::from_secs(4);
@@ -21,8 +21,8 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Play a scenario: let the program become ready, and end it. The answers are the calls of the driver's programs and the files that
 /// exist, first when it is ready, and then when it has ended.
-pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
-    let mut running = Running::start(&beside(program, scenario), simulator, scenario)?;
+pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &PluginScenario) -> Result<PlayOutcome> {
+    let mut running = PlayedProgram::start(&beside(program, scenario), simulator, scenario)?;
     let patience = if scenario.resources > 0 { START } else { NEVER };
     let marker = running.directory.path().join("mps/.ready");
     let ready = async {
@@ -49,7 +49,7 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
         answers.push(state(running.directory.path())?);
     }
     running.stop().await?;
-    Ok(Outcome {
+    Ok(PlayOutcome {
         name: scenario.name.to_owned(),
         exit,
         error,

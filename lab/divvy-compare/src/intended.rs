@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 
-use crate::play::Outcome;
+use crate::play::PlayOutcome;
 
 /// The scenarios with intended differences.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Intended {
     reasons: BTreeMap<String, String>,
     /// What Divvy does in these scenarios. Without this record, the reason for a difference would
     /// also excuse a new fault.
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<PlayOutcome>,
 }
 
 impl Intended {
@@ -34,7 +34,7 @@ impl Intended {
     }
 
     /// Return how Divvy's outcome of a scenario with an intended difference differs from the recorded outcome of Divvy.
-    pub(crate) fn surprises(&self, ours: &Outcome) -> Vec<String> {
+    pub(crate) fn surprises(&self, ours: &PlayOutcome) -> Vec<String> {
         match self.outcomes.iter().find(|outcome| outcome.name == ours.name) {
             Some(recorded) => differences(ours, recorded),
             None => vec!["data/divvy.json does not contain it; `divvy-compare record --intended` writes that file".to_owned()],
@@ -43,7 +43,7 @@ impl Intended {
 }
 
 /// Return the differences between two outcomes.
-pub(crate) fn differences(ours: &Outcome, theirs: &Outcome) -> Vec<String> {
+pub(crate) fn differences(ours: &PlayOutcome, theirs: &PlayOutcome) -> Vec<String> {
     let mut differences = Vec::new();
     let mut differ = |what: &str, ours: String, theirs: String| {
         if ours != theirs {

@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 
 /// A device: its id, whether it is healthy, and its NUMA nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Device(pub(crate) String, pub(crate) bool, pub(crate) Vec<i64>);
+pub(crate) struct ComparedDevice(pub(crate) String, pub(crate) bool, pub(crate) Vec<i64>);
 
 /// A registration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -37,19 +37,19 @@ pub(crate) struct Registered {
 
 /// What the kubelet has received.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct KubeletRecord {
     /// All registrations, in their order.
     pub(crate) registrations: Vec<Registered>,
     /// The last device list of each resource.
-    pub(crate) devices: BTreeMap<String, Vec<Device>>,
+    pub(crate) devices: BTreeMap<String, Vec<ComparedDevice>>,
     /// The number of device lists so far.
     pub(crate) lists: usize,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Kubelet {
+pub(crate) struct FakeKubelet {
     directory: PathBuf,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<KubeletRecord>,
     server: Arc<Mutex<Option<JoinHandle<()>>>>,
     /// The tasks that follow device lists.
     following: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -60,9 +60,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const REGISTRATION: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_millis(50);
 
-impl Kubelet {
-    pub(crate) fn start(directory: &Path) -> Result<Kubelet> {
-        let kubelet = Kubelet {
+impl FakeKubelet {
+    pub(crate) fn start(directory: &Path) -> Result<FakeKubelet> {
+        let kubelet = FakeKubelet {
             directory: directory.to_owned(),
             seen: watch::Sender::default(),
             server: Arc::default(),
@@ -99,7 +99,7 @@ impl Kubelet {
         Ok(())
     }
 
-    pub(crate) fn seen(&self) -> watch::Receiver<Seen> {
+    pub(crate) fn seen(&self) -> watch::Receiver<KubeletRecord> {
         self.seen.subscribe()
     }
 
@@ -118,7 +118,7 @@ impl Kubelet {
 
     /// End the ListAndWatch streams, and return the first list of the next stream of a resource. A plugin may also register
     /// again.
-    pub(crate) async fn watch_again(&self, resource: &str) -> Result<Vec<Device>> {
+    pub(crate) async fn watch_again(&self, resource: &str) -> Result<Vec<ComparedDevice>> {
         for task in self.following().drain(..) {
             task.abort();
         }
@@ -166,18 +166,18 @@ impl Kubelet {
 }
 
 /// Return the devices of a list, sorted.
-fn devices_of(list: ListAndWatchResponse) -> Vec<Device> {
+fn devices_of(list: ListAndWatchResponse) -> Vec<ComparedDevice> {
     let devices = list.devices.into_iter().map(|device| {
         let nodes = device.topology.into_iter().flat_map(|topology| topology.nodes);
-        Device(device.id, device.health == "Healthy", nodes.map(|node| node.id).collect())
+        ComparedDevice(device.id, device.health == "Healthy", nodes.map(|node| node.id).collect())
     });
-    let mut devices: Vec<Device> = devices.collect();
+    let mut devices: Vec<ComparedDevice> = devices.collect();
     devices.sort();
     devices
 }
 
 #[tonic::async_trait]
-impl Registration for Kubelet {
+impl Registration for FakeKubelet {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
         let socket = self.directory.join(&request.endpoint);

@@ -21,8 +21,8 @@ use clap::{Parser, Subcommand};
 use futures::{StreamExt as _, TryStreamExt as _};
 
 use self::intended::{Intended, differences};
-use self::play::{Measured, Outcome, measure, play};
-use self::scenario::{Program, Scenario, all};
+use self::play::{PlayOutcome, ProgramMeasures, measure, play};
+use self::scenario::{ComparedProgram, PluginScenario, all};
 
 /// Compare Divvy with NVIDIA's device plugin on a simulated driver
 #[derive(Debug, Parser)]
@@ -39,11 +39,11 @@ struct Cli {
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
     #[command(subcommand)]
-    command: Command,
+    command: CompareCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CompareCommand {
     /// Play the scenarios to a program, and write what it did
     Record {
         /// The device plugin
@@ -73,19 +73,19 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let cli = Cli::parse();
-    let scenarios: Vec<Scenario> = all()
+    let scenarios: Vec<PluginScenario> = all()
         .into_iter()
         .filter(|scenario| scenario.name.contains(&cli.only))
         .collect();
     ensure!(!scenarios.is_empty(), "no scenario's name contains {:?}", cli.only);
     match &cli.command {
-        Command::Record { program, intended, out } => {
+        CompareCommand::Record { program, intended, out } => {
             let reasons = Intended::read()?;
-            let scenarios: Vec<Scenario> = scenarios
+            let scenarios: Vec<PluginScenario> = scenarios
                 .into_iter()
                 .filter(|scenario| !intended || reasons.reason(scenario.name).is_some())
                 .collect();
-            let outcomes: Vec<Outcome> = play_all(program, &cli.simulator, &scenarios).await?;
+            let outcomes: Vec<PlayOutcome> = play_all(program, &cli.simulator, &scenarios).await?;
             let text = serde_json::to_string_pretty(&outcomes)? + "\n";
             match out {
                 Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?,
@@ -93,9 +93,9 @@ async fn main() -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
-        Command::Measure { programs } => measure_all(programs, &cli.simulator).await,
-        Command::Compare { ours, theirs } => {
-            let theirs: Vec<Outcome> = if theirs.extension().is_some_and(|extension| extension == "json") {
+        CompareCommand::Measure { programs } => measure_all(programs, &cli.simulator).await,
+        CompareCommand::Compare { ours, theirs } => {
+            let theirs: Vec<PlayOutcome> = if theirs.extension().is_some_and(|extension| extension == "json") {
                 let text = std::fs::read_to_string(theirs).with_context(|| format!("cannot read {}", theirs.display()))?;
                 serde_json::from_str(&text)?
             } else {
@@ -151,7 +151,7 @@ async fn main() -> Result<ExitCode> {
 async fn measure_all(programs: &[PathBuf], simulator: &Path) -> Result<ExitCode> {
     println!("registered   resident    idle CPU       XID    3 of 16   program");
     for program in programs {
-        let Measured {
+        let ProgramMeasures {
             registered,
             resident_kib,
             idle_ms_per_minute,
@@ -175,16 +175,16 @@ async fn measure_all(programs: &[PathBuf], simulator: &Path) -> Result<ExitCode>
 const AT_ONCE: usize = 10;
 
 /// Play all scenarios, and return what the program did in each.
-async fn play_all(program: &Path, simulator: &Path, scenarios: &[Scenario]) -> Result<Vec<Outcome>> {
+async fn play_all(program: &Path, simulator: &Path, scenarios: &[PluginScenario]) -> Result<Vec<PlayOutcome>> {
     let outcomes = scenarios.iter().enumerate().map(async |(number, scenario)| {
         let outcome = match scenario.program {
-            Program::MpsControlDaemon => daemon::play(program, simulator, scenario).await,
-            Program::DevicePlugin | Program::FeatureDiscovery => play(program, simulator, scenario).await,
+            ComparedProgram::MpsControlDaemon => daemon::play(program, simulator, scenario).await,
+            ComparedProgram::DevicePlugin | ComparedProgram::FeatureDiscovery => play(program, simulator, scenario).await,
         };
         anyhow::Ok((number, outcome.with_context(|| scenario.name)?))
     });
     let played = futures::stream::iter(outcomes).buffer_unordered(AT_ONCE);
-    let mut played: Vec<(usize, Outcome)> = played.try_collect().await?;
+    let mut played: Vec<(usize, PlayOutcome)> = played.try_collect().await?;
     played.sort_by_key(|(number, _)| *number);
     Ok(played.into_iter().map(|(_, outcome)| outcome).collect())
 }

@@ -23,14 +23,14 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-pub(crate) use self::measure::{Measured, measure};
-use crate::kubelet::{Device, Kubelet, Registered, Seen};
+pub(crate) use self::measure::{ProgramMeasures, measure};
+use crate::kubelet::{ComparedDevice, FakeKubelet, KubeletRecord, Registered};
 use crate::mps;
-use crate::scenario::{GPU, Machine, Program, Scenario, Step};
+use crate::scenario::{ComparedProgram, GPU, PluginScenario, ScenarioMachine, ScenarioStep};
 
 /// What a program did in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Outcome {
+pub(crate) struct PlayOutcome {
     pub(crate) name: String,
     /// The exit status, if the program ended on its own.
     pub(crate) exit: Option<i32>,
@@ -38,7 +38,7 @@ pub(crate) struct Outcome {
     pub(crate) error: Option<String>,
     /// The last registration of each resource.
     pub(crate) registrations: Vec<Registered>,
-    pub(crate) devices: BTreeMap<String, Vec<Device>>,
+    pub(crate) devices: BTreeMap<String, Vec<ComparedDevice>>,
     /// The result of each step.
     pub(crate) answers: Vec<Value>,
 }
@@ -55,19 +55,19 @@ const MINUTE: Duration = Duration::from_secs(75);
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 
 /// A running program, in a mount namespace of its own.
-pub(crate) struct Running {
+pub(crate) struct PlayedProgram {
     pub(crate) child: Child,
     pub(crate) directory: TempDir,
-    kubelet: Kubelet,
+    kubelet: FakeKubelet,
     log: PathBuf,
 }
 
 /// Play a scenario. `program` is the device plugin; NVIDIA's GPU feature discovery is next to it. `simulator` is the path of the simulated NVML.
-pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
-    if scenario.program == Program::FeatureDiscovery {
+pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &PluginScenario) -> Result<PlayOutcome> {
+    if scenario.program == ComparedProgram::FeatureDiscovery {
         return labels(program, simulator, scenario).await;
     }
-    let mut running = Running::start(program, simulator, scenario)?;
+    let mut running = PlayedProgram::start(program, simulator, scenario)?;
     let exit = running.wait_for(scenario.resources).await?;
     let mut answers = Vec::new();
     if exit.is_none() {
@@ -79,7 +79,7 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
     let error = exit.map(|_| running.last_line()).transpose()?;
     running.stop().await?;
     let last: BTreeMap<&String, &Registered> = seen.registrations.iter().map(|one| (&one.resource, one)).collect();
-    Ok(Outcome {
+    Ok(PlayOutcome {
         name: scenario.name.to_owned(),
         exit,
         error,
@@ -90,15 +90,15 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
 }
 
 /// Let a program print the labels, and return them as the outcome.
-async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
-    let mut running = Running::start(&beside(program, scenario), simulator, scenario)?;
+async fn labels(program: &Path, simulator: &Path, scenario: &PluginScenario) -> Result<PlayOutcome> {
+    let mut running = PlayedProgram::start(&beside(program, scenario), simulator, scenario)?;
     let status = timeout(START, running.child.wait())
         .await
         .context("the program does not end")??;
     let printed = std::fs::read_to_string(running.directory.path().join("out"))?;
     let mut lines: Vec<&str> = printed.lines().collect();
     lines.sort_unstable();
-    Ok(Outcome {
+    Ok(PlayOutcome {
         name: scenario.name.to_owned(),
         exit: status.code(),
         error: None,
@@ -109,7 +109,7 @@ async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result
 }
 
 /// Return the path of NVIDIA's program for a scenario, next to NVIDIA's device plugin. Divvy's is one program for all.
-pub(crate) fn beside(program: &Path, scenario: &Scenario) -> PathBuf {
+pub(crate) fn beside(program: &Path, scenario: &PluginScenario) -> PathBuf {
     let beside = program.with_file_name(scenario.program.name());
     if beside.exists() { beside } else { program.to_owned() }
 }
@@ -132,8 +132,8 @@ done
 mkdir "$root/mps" && mount --bind "$SCENE/mps" "$root/mps"
 exec chroot "$root" bash -c 'exec -a "$NAME" "$PROGRAM" "$@"' bash "$@""#;
 
-impl Running {
-    pub(crate) fn start(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Running> {
+impl PlayedProgram {
+    pub(crate) fn start(program: &Path, simulator: &Path, scenario: &PluginScenario) -> Result<PlayedProgram> {
         let directory = tempfile::Builder::new().prefix("compare").tempdir()?;
         let at = |name: &str| directory.path().join(name);
         for name in ["kubelet", "cdi", "lib"] {
@@ -148,7 +148,7 @@ impl Running {
         std::fs::write(at("mig-minors"), scenario.machine.mig_minors())?;
         std::fs::write(at("type"), "DGX-A100-fake-model\n")?;
         let mut args = scenario.args.clone();
-        if scenario.program == Program::FeatureDiscovery {
+        if scenario.program == ComparedProgram::FeatureDiscovery {
             args.push(format!("--machine-type-file={}", at("type").display()));
         }
         if let Some(config) = scenario.config {
@@ -190,11 +190,11 @@ impl Running {
         if scenario.machine.has_control_daemon {
             mps::start_control(directory.path())?;
         }
-        let kubelet = Kubelet::start(&at("kubelet"))?;
+        let kubelet = FakeKubelet::start(&at("kubelet"))?;
         let child = command
             .spawn()
             .context("unshare could not be run; it is part of util-linux, and needs root")?;
-        Ok(Running {
+        Ok(PlayedProgram {
             child,
             directory,
             kubelet,
@@ -221,9 +221,9 @@ impl Running {
         }
     }
 
-    async fn step(&mut self, step: &Step, scenario: &Scenario) -> Result<Value> {
+    async fn step(&mut self, step: &ScenarioStep, scenario: &PluginScenario) -> Result<Value> {
         match step {
-            Step::Options => {
+            ScenarioStep::Options => {
                 let options = self
                     .kubelet
                     .plugin(GPU)
@@ -236,45 +236,45 @@ impl Running {
                     options.get_preferred_allocation_available
                 ]))
             }
-            Step::PreStart => {
+            ScenarioStep::PreStart => {
                 let request = PreStartContainerRequest {
                     devices_ids: vec![crate::scenario::gpu(0)],
                 };
                 let answer = self.kubelet.plugin(GPU).await?.pre_start_container(request).await;
                 Ok(answer.map_or_else(refused, |_| json!({})))
             }
-            Step::Allocate(resource, containers) => self.allocate(resource, containers).await,
-            Step::Preferred { available, must, size } => self.preferred(available, must, *size).await,
-            Step::Xid(gpu, xid) => {
+            ScenarioStep::Allocate(resource, containers) => self.allocate(resource, containers).await,
+            ScenarioStep::Preferred { available, must, size } => self.preferred(available, must, *size).await,
+            ScenarioStep::Xid(gpu, xid) => {
                 let seen = self.kubelet.seen();
                 self.control(&json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
                 Ok(unhealthy(seen).await)
             }
-            Step::XidOfMig(gpu, xid, instances) => {
+            ScenarioStep::XidOfMig(gpu, xid, instances) => {
                 let seen = self.kubelet.seen();
                 let request = json!({"op": "xid", "gpu": gpu, "xid": xid, "instances": instances});
                 self.control(&request).await?;
                 Ok(unhealthy(seen).await)
             }
-            Step::Driver(request) => {
+            ScenarioStep::Driver(request) => {
                 self.control(&serde_json::from_str(request)?).await?;
                 // NVIDIA's plugin sends a list for each GPU. Divvy's probe tries again after a second.
                 sleep(2 * CHANGE).await;
                 Ok(unhealthy_in(&self.kubelet.seen().borrow().devices))
             }
-            Step::Notice(request) => {
+            ScenarioStep::Notice(request) => {
                 let before = self.kubelet.seen().borrow().clone();
                 self.control(&serde_json::from_str(request)?).await?;
                 Ok(self.after_a_change(&before).await)
             }
-            Step::Wait => {
+            ScenarioStep::Wait => {
                 let before = self.kubelet.seen().borrow().clone();
                 let mut seen = self.kubelet.seen();
                 let _ = timeout(MINUTE, seen.wait_for(|seen| seen.devices != before.devices)).await;
                 sleep(SETTLE).await;
                 Ok(unhealthy_in(&self.kubelet.seen().borrow().devices))
             }
-            Step::Plug(model) => {
+            ScenarioStep::Plug(model) => {
                 let before = self.kubelet.seen().borrow().clone();
                 let mut machine = scenario.machine.clone();
                 machine.models.push((machine.gpus, model));
@@ -283,7 +283,7 @@ impl Running {
                 self.control(&json!({"op": "describe"})).await?;
                 Ok(self.after_a_change(&before).await)
             }
-            Step::Quit => {
+            ScenarioStep::Quit => {
                 self.signal(rustix::process::Signal::QUIT)?;
                 let status = timeout(START, self.child.wait())
                     .await
@@ -294,28 +294,28 @@ impl Running {
                 left.sort_unstable();
                 Ok(json!({"exit": status.code(), "left": left}))
             }
-            Step::Reconnect => {
+            ScenarioStep::Reconnect => {
                 let devices = self.kubelet.watch_again(GPU).await?;
                 Ok(unhealthy_in(&BTreeMap::from([(GPU.to_owned(), devices)])))
             }
-            Step::RestartKubelet => {
+            ScenarioStep::RestartKubelet => {
                 let before = self.kubelet.seen().borrow().registrations.len();
                 self.kubelet.restart()?;
                 self.registered_again(before).await
             }
-            Step::Hangup => {
+            ScenarioStep::Hangup => {
                 let before = self.kubelet.seen().borrow().registrations.len();
                 self.hangup()?;
                 self.registered_again(before).await
             }
-            Step::Rewrite(text) => {
+            ScenarioStep::Rewrite(text) => {
                 let before = self.kubelet.seen().borrow().clone();
                 std::fs::write(self.directory.path().join("config.yaml"), text)?;
                 Ok(self.after_a_change(&before).await)
             }
-            Step::Divide(mig) => {
+            ScenarioStep::Divide(mig) => {
                 let before = self.kubelet.seen().borrow().clone();
-                let machine = Machine {
+                let machine = ScenarioMachine {
                     mig,
                     ..scenario.machine.clone()
                 };
@@ -323,7 +323,7 @@ impl Running {
                 self.control(&json!({"op": "describe"})).await?;
                 Ok(self.after_a_change(&before).await)
             }
-            Step::ControlDaemon(runs) => {
+            ScenarioStep::ControlDaemon(runs) => {
                 let before = self.kubelet.seen().borrow().clone();
                 if *runs {
                     mps::start_control(self.directory.path())?
@@ -332,7 +332,7 @@ impl Running {
                 }
                 Ok(self.after_a_change(&before).await)
             }
-            Step::Configure(text) => {
+            ScenarioStep::Configure(text) => {
                 let before = self.kubelet.seen().borrow().registrations.len();
                 std::fs::write(self.directory.path().join("config.yaml"), text)?;
                 self.hangup()?;
@@ -417,7 +417,7 @@ impl Running {
     }
 
     /// Wait until the devices change, and return the healthy devices of each resource.
-    async fn after_a_change(&self, before: &Seen) -> Value {
+    async fn after_a_change(&self, before: &KubeletRecord) -> Value {
         let mut seen = self.kubelet.seen();
         let _ = timeout(NOTICE, seen.wait_for(|seen| seen.devices != before.devices)).await;
         sleep(SETTLE).await;
@@ -493,7 +493,7 @@ impl Running {
 }
 
 /// Lay out the driver's root as it is mounted in a pod.
-fn driver_files(root: &Path, simulator: &Path, machine: &Machine) -> Result<()> {
+fn driver_files(root: &Path, simulator: &Path, machine: &ScenarioMachine) -> Result<()> {
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     std::fs::create_dir_all(&libraries)?;
     symlink(std::path::absolute(simulator)?, libraries.join("libnvidia-ml.so.1"))?;
@@ -523,13 +523,13 @@ fn driver_files(root: &Path, simulator: &Path, machine: &Machine) -> Result<()> 
 }
 
 /// Wait for a change of the devices, and return the unhealthy devices.
-async fn unhealthy(mut seen: watch::Receiver<Seen>) -> Value {
+async fn unhealthy(mut seen: watch::Receiver<KubeletRecord>) -> Value {
     seen.mark_unchanged();
     let _ = timeout(CHANGE, seen.changed()).await;
     unhealthy_in(&seen.borrow().devices)
 }
 
-fn unhealthy_in(devices: &BTreeMap<String, Vec<Device>>) -> Value {
+fn unhealthy_in(devices: &BTreeMap<String, Vec<ComparedDevice>>) -> Value {
     let all = devices.values().flatten();
     json!(all.filter(|device| !device.1).map(|device| &device.0).collect::<Vec<_>>())
 }

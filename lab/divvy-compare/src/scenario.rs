@@ -6,22 +6,22 @@ pub(crate) const GPU: &str = "nvidia.com/gpu";
 
 /// A scenario that is played to a device plugin.
 #[derive(Debug, Clone)]
-pub(crate) struct Scenario {
+pub(crate) struct PluginScenario {
     pub(crate) name: &'static str,
     /// The program to which the scenario is played.
-    pub(crate) program: Program,
-    pub(crate) machine: Machine,
+    pub(crate) program: ComparedProgram,
+    pub(crate) machine: ScenarioMachine,
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(&'static str, &'static str)>,
     pub(crate) config: Option<&'static str>,
     /// The number of resources that the plugin registers; 0 if it is expected to end, or to wait.
     pub(crate) resources: usize,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ScenarioStep>,
 }
 
 /// NVIDIA's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Program {
+pub(crate) enum ComparedProgram {
     DevicePlugin,
     /// GPU feature discovery, which prints labels and ends.
     FeatureDiscovery,
@@ -29,19 +29,19 @@ pub(crate) enum Program {
     MpsControlDaemon,
 }
 
-impl Program {
+impl ComparedProgram {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Program::DevicePlugin => "nvidia-device-plugin",
-            Program::FeatureDiscovery => "gpu-feature-discovery",
-            Program::MpsControlDaemon => "mps-control-daemon",
+            ComparedProgram::DevicePlugin => "nvidia-device-plugin",
+            ComparedProgram::FeatureDiscovery => "gpu-feature-discovery",
+            ComparedProgram::MpsControlDaemon => "mps-control-daemon",
         }
     }
 }
 
 /// A step of a scenario.
 #[derive(Debug, Clone)]
-pub(crate) enum Step {
+pub(crate) enum ScenarioStep {
     Options,
     PreStart,
     /// The device ids of each container.
@@ -81,7 +81,7 @@ pub(crate) enum Step {
 
 /// A machine. Its GPUs are NVIDIA A100 unless a field says otherwise.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Machine {
+pub(crate) struct ScenarioMachine {
     pub(crate) gpus: u32,
     /// Pairs of GPUs, with the number of NVLinks between them.
     pub(crate) links: Vec<(u32, u32, u32)>,
@@ -107,7 +107,7 @@ pub(crate) struct Machine {
     pub(crate) is_old_tegra: bool,
 }
 
-impl Machine {
+impl ScenarioMachine {
     /// Return the content of `/proc/driver/nvidia-caps/mig-minors`. The numbers count up over all instances.
     pub(crate) fn mig_minors(&self) -> String {
         let divided = self.mig.split(';').filter_map(|part| part.split_once('='));
@@ -188,45 +188,45 @@ fn replica(index: u32, number: u32) -> String {
     format!("{}::{number}", gpu(index))
 }
 
-fn machine(gpus: u32) -> Machine {
-    Machine {
+fn machine(gpus: u32) -> ScenarioMachine {
+    ScenarioMachine {
         gpus,
-        ..Machine::default()
+        ..ScenarioMachine::default()
     }
 }
 
 /// Return a scenario in which nothing happens, on a machine with this many GPUs, of which groups of eight are connected.
-pub(crate) fn idle(gpus: u32) -> Scenario {
+pub(crate) fn idle(gpus: u32) -> PluginScenario {
     let pairs = (0..gpus).flat_map(|a| (0..a).map(move |b| (a, b)));
     let links = pairs.filter(|(a, b)| a / 8 == b / 8).map(|(a, b)| (a, b, 2));
     scenario(
         "idle",
-        Machine {
+        ScenarioMachine {
             links: links.collect(),
             ..machine(gpus)
         },
     )
 }
 
-fn with_files(gpus: u32) -> Machine {
-    Machine {
+fn with_files(gpus: u32) -> ScenarioMachine {
+    ScenarioMachine {
         has_files: true,
         ..machine(gpus)
     }
 }
 
-fn divided(gpus: u32, mig: &'static str) -> Machine {
-    Machine {
+fn divided(gpus: u32, mig: &'static str) -> ScenarioMachine {
+    ScenarioMachine {
         gpus,
         mig,
-        ..Machine::default()
+        ..ScenarioMachine::default()
     }
 }
 
-fn scenario(name: &'static str, machine: Machine) -> Scenario {
-    Scenario {
+fn scenario(name: &'static str, machine: ScenarioMachine) -> PluginScenario {
+    PluginScenario {
         name,
-        program: Program::DevicePlugin,
+        program: ComparedProgram::DevicePlugin,
         machine,
         args: Vec::new(),
         env: Vec::new(),
@@ -236,43 +236,43 @@ fn scenario(name: &'static str, machine: Machine) -> Scenario {
     }
 }
 
-impl Scenario {
+impl PluginScenario {
     /// Report whether the program uses the driver's programs for MPS.
     pub(crate) fn uses_mps(&self) -> bool {
-        self.program == Program::MpsControlDaemon || self.config.is_some_and(|config| config.contains("mps:"))
+        self.program == ComparedProgram::MpsControlDaemon || self.config.is_some_and(|config| config.contains("mps:"))
     }
 
-    fn args(mut self, args: &[&str]) -> Scenario {
+    fn args(mut self, args: &[&str]) -> PluginScenario {
         self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         self
     }
 
-    fn env(mut self, env: &[(&'static str, &'static str)]) -> Scenario {
+    fn env(mut self, env: &[(&'static str, &'static str)]) -> PluginScenario {
         self.env = env.to_vec();
         self
     }
 
-    fn config(mut self, text: &'static str) -> Scenario {
+    fn config(mut self, text: &'static str) -> PluginScenario {
         self.config = Some(text);
         self
     }
 
-    fn resources(mut self, count: usize) -> Scenario {
+    fn resources(mut self, count: usize) -> PluginScenario {
         self.resources = count;
         self
     }
 
-    fn step(mut self, step: Step) -> Scenario {
+    fn step(mut self, step: ScenarioStep) -> PluginScenario {
         self.steps.push(step);
         self
     }
 
-    fn allocate(self, ids: &[u32]) -> Scenario {
-        self.step(Step::Allocate(GPU, vec![gpus(ids)]))
+    fn allocate(self, ids: &[u32]) -> PluginScenario {
+        self.step(ScenarioStep::Allocate(GPU, vec![gpus(ids)]))
     }
 
-    fn preferred(self, available: &[u32], must: &[u32], size: i32) -> Scenario {
-        self.step(Step::Preferred {
+    fn preferred(self, available: &[u32], must: &[u32], size: i32) -> PluginScenario {
+        self.step(ScenarioStep::Preferred {
             available: gpus(available),
             must: gpus(must),
             size,
@@ -290,19 +290,19 @@ const RENAMED: &str = "version: v1\nsharing:\n  timeSlicing:\n    renameByDefaul
                        name: nvidia.com/gpu\n      replicas: 2\n";
 
 /// Return all scenarios.
-pub(crate) fn all() -> Vec<Scenario> {
+pub(crate) fn all() -> Vec<PluginScenario> {
     let mut all = vec![
         scenario("T1 four GPUs", machine(4))
-            .step(Step::Options)
-            .step(Step::PreStart)
+            .step(ScenarioStep::Options)
+            .step(ScenarioStep::PreStart)
             .allocate(&[2, 0])
-            .step(Step::Allocate(GPU, vec![gpus(&[1]), gpus(&[3])]))
-            .step(Step::Allocate(GPU, vec![vec!["nope".to_owned()]]))
+            .step(ScenarioStep::Allocate(GPU, vec![gpus(&[1]), gpus(&[3])]))
+            .step(ScenarioStep::Allocate(GPU, vec![vec!["nope".to_owned()]]))
             .allocate(&[]),
-        scenario("a GPU without memory of its own", Machine { state: Some(r#"{"gpus":{"0":{"memory_errors":{"1":3,"2":3}}}}"#), ..machine(1) })
+        scenario("a GPU without memory of its own", ScenarioMachine { state: Some(r#"{"gpus":{"0":{"memory_errors":{"1":3,"2":3}}}}"#), ..machine(1) })
             .allocate(&[0]),
-        scenario("a newer memory call is refused", Machine { state: Some(r#"{"gpus":{"0":{"memory_errors":{"2":25}}}}"#), ..machine(1) }),
-        scenario("the kernel module is older than the library", Machine { state: Some(r#"{"initError":18}"#), ..machine(1) }).resources(0),
+        scenario("a newer memory call is refused", ScenarioMachine { state: Some(r#"{"gpus":{"0":{"memory_errors":{"2":25}}}}"#), ..machine(1) }),
+        scenario("the kernel module is older than the library", ScenarioMachine { state: Some(r#"{"initError":18}"#), ..machine(1) }).resources(0),
         scenario("T6 devices by index", machine(4))
             .args(&["--device-id-strategy=index"])
             .allocate(&[2, 0]),
@@ -331,13 +331,13 @@ pub(crate) fn all() -> Vec<Scenario> {
             ])
             .allocate(&[1, 0])
             .allocate(&[]),
-        scenario("T30 an IMEX channel by CDI", Machine { has_channel: true, ..with_files(1) })
+        scenario("T30 an IMEX channel by CDI", ScenarioMachine { has_channel: true, ..with_files(1) })
             .args(&["--device-list-strategy=cdi-cri", "--imex-channel-ids=0"])
             .allocate(&[0]),
-        scenario("T30 an IMEX channel by the environment", Machine { has_channel: true, ..with_files(1) })
+        scenario("T30 an IMEX channel by the environment", ScenarioMachine { has_channel: true, ..with_files(1) })
             .args(&["--imex-channel-ids=0", "--imex-required"])
             .allocate(&[0]),
-        scenario("T30 an IMEX channel by mounts", Machine { has_channel: true, ..with_files(1) })
+        scenario("T30 an IMEX channel by mounts", ScenarioMachine { has_channel: true, ..with_files(1) })
             .args(&["--imex-channel-ids=0", "--device-list-strategy=volume-mounts"])
             .allocate(&[0]),
         scenario("T30 no IMEX channel", with_files(1)).args(&["--imex-channel-ids=0"]).allocate(&[0]),
@@ -346,99 +346,99 @@ pub(crate) fn all() -> Vec<Scenario> {
             .resources(0),
         scenario("T16 time-slicing", machine(2))
             .config(SLICES)
-            .step(Step::Allocate(GPU, vec![vec![replica(0, 0), replica(0, 2), replica(1, 1)]])),
+            .step(ScenarioStep::Allocate(GPU, vec![vec![replica(0, 0), replica(0, 2), replica(1, 1)]])),
         scenario("T18 renamed", machine(2))
             .config(RENAMED)
-            .step(Step::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0)]]))
-            .step(Step::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0), replica(1, 0)]])),
+            .step(ScenarioStep::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0)]]))
+            .step(ScenarioStep::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0), replica(1, 0)]])),
         scenario("T19 XIDs of applications", machine(1))
-            .step(Step::Xid(0, 13))
-            .step(Step::Xid(0, 31))
-            .step(Step::Xid(0, 43))
-            .step(Step::Xid(0, 45))
-            .step(Step::Xid(0, 68))
-            .step(Step::Xid(0, 109)),
+            .step(ScenarioStep::Xid(0, 13))
+            .step(ScenarioStep::Xid(0, 31))
+            .step(ScenarioStep::Xid(0, 43))
+            .step(ScenarioStep::Xid(0, 45))
+            .step(ScenarioStep::Xid(0, 68))
+            .step(ScenarioStep::Xid(0, 109)),
         scenario("T20 XIDs", machine(3))
-            .step(Step::Xid(1, 79))
-            .step(Step::Xid(2, 94)),
-        scenario("T21 an XID of a shared GPU", machine(2)).config(SLICES).step(Step::Xid(1, 79)),
+            .step(ScenarioStep::Xid(1, 79))
+            .step(ScenarioStep::Xid(2, 94)),
+        scenario("T21 an XID of a shared GPU", machine(2)).config(SLICES).step(ScenarioStep::Xid(1, 79)),
         scenario("T22 waiting for events fails", machine(2))
-            .step(Step::Driver(r#"{"op":"events","wait":999}"#))
-            .step(Step::Driver(r#"{"op":"events"}"#))
-            .step(Step::Xid(0, 79)),
+            .step(ScenarioStep::Driver(r#"{"op":"events","wait":999}"#))
+            .step(ScenarioStep::Driver(r#"{"op":"events"}"#))
+            .step(ScenarioStep::Xid(0, 79)),
         scenario(
             "T22 there is no event set",
-            Machine { state: Some(r#"{"events":{"create":999}}"#), ..machine(2) },
+            ScenarioMachine { state: Some(r#"{"events":{"create":999}}"#), ..machine(2) },
         )
-        .step(Step::Driver(r#"{"op":"events"}"#))
-        .step(Step::Xid(0, 79)),
+        .step(ScenarioStep::Driver(r#"{"op":"events"}"#))
+        .step(ScenarioStep::Xid(0, 79)),
         scenario(
             "T22 there is no event set for a minute",
-            Machine { state: Some(r#"{"events":{"create":999}}"#), ..machine(2) },
+            ScenarioMachine { state: Some(r#"{"events":{"create":999}}"#), ..machine(2) },
         )
         .env(&[("DIVVY_HEALTH_RECOVERY", "1s"), ("DIVVY_PROBE_INTERVAL", "1s")])
-        .step(Step::Wait)
-        .step(Step::Notice(r#"{"op":"events"}"#)),
+        .step(ScenarioStep::Wait)
+        .step(ScenarioStep::Notice(r#"{"op":"events"}"#)),
         scenario(
             "T22 a GPU cannot be registered for events",
-            Machine { state: Some(r#"{"gpus":{"1":{"register":999}}}"#), ..machine(2) },
+            ScenarioMachine { state: Some(r#"{"gpus":{"1":{"register":999}}}"#), ..machine(2) },
         )
-        .step(Step::Xid(0, 79)),
+        .step(ScenarioStep::Xid(0, 79)),
         scenario(
             "T22 a GPU does not report events",
-            Machine { state: Some(r#"{"gpus":{"1":{"register":3}}}"#), ..machine(2) },
+            ScenarioMachine { state: Some(r#"{"gpus":{"1":{"register":3}}}"#), ..machine(2) },
         )
-        .step(Step::Xid(0, 79)),
+        .step(ScenarioStep::Xid(0, 79)),
         scenario("T21 XIDs of MIG devices", divided(3, "0=0;1=0;2=0,0"))
             .args(&["--mig-strategy=mixed"])
-            .step(Step::XidOfMig(0, 79, (1, 0)))
-            .step(Step::Xid(1, 79)),
+            .step(ScenarioStep::XidOfMig(0, 79, (1, 0)))
+            .step(ScenarioStep::Xid(1, 79)),
         scenario("T21 an XID of a MIG device that does not exist", divided(1, "0=0"))
             .args(&["--mig-strategy=mixed"])
-            .step(Step::XidOfMig(0, 79, (2, 0))),
+            .step(ScenarioStep::XidOfMig(0, 79, (2, 0))),
         scenario("T25 another stream after an XID", machine(2))
-            .step(Step::Xid(1, 79))
-            .step(Step::Reconnect),
+            .step(ScenarioStep::Xid(1, 79))
+            .step(ScenarioStep::Reconnect),
         scenario("T23 health checks by variables", machine(2))
             .env(&[("DP_DISABLE_HEALTHCHECKS", "79,13"), ("DP_ENABLE_HEALTHCHECKS", "13")])
-            .step(Step::Xid(0, 79))
-            .step(Step::Xid(1, 13)),
+            .step(ScenarioStep::Xid(0, 79))
+            .step(ScenarioStep::Xid(1, 13)),
         scenario("T23 all health checks, although one is disabled", machine(2))
             .env(&[("DP_DISABLE_HEALTHCHECKS", "79"), ("DP_ENABLE_HEALTHCHECKS", "all")])
-            .step(Step::Xid(0, 79))
-            .step(Step::Xid(1, 13)),
+            .step(ScenarioStep::Xid(0, 79))
+            .step(ScenarioStep::Xid(1, 13)),
         scenario("T23 no health checks, and a GPU is lost", machine(2))
             .env(&[("DP_DISABLE_HEALTHCHECKS", "all")])
-            .step(Step::Notice(r#"{"op":"lost","gpu":1,"lost":true}"#)),
+            .step(ScenarioStep::Notice(r#"{"op":"lost","gpu":1,"lost":true}"#)),
         scenario("T23 no health checks", machine(1))
             .env(&[("DP_DISABLE_HEALTHCHECKS", "all")])
-            .step(Step::Xid(0, 79)),
-        scenario("T24 SIGQUIT", machine(2)).step(Step::Quit),
+            .step(ScenarioStep::Xid(0, 79)),
+        scenario("T24 SIGQUIT", machine(2)).step(ScenarioStep::Quit),
         scenario("T24 a configuration that does not suit the node", machine(2))
             .config("version: v1")
-            .step(Step::Configure("version: v1\nimex: {channelIDs: [0], required: true}\n"))
+            .step(ScenarioStep::Configure("version: v1\nimex: {channelIDs: [0], required: true}\n"))
             .allocate(&[0]),
         scenario("another model is plugged in", machine(2))
             .config(A100_ONLY)
-            .step(Step::Plug("Tesla T4")),
-        scenario("T24 SIGHUP", machine(2)).step(Step::Xid(0, 79)).step(Step::Hangup),
-        scenario("T24 a restarted kubelet", machine(2)).step(Step::RestartKubelet),
+            .step(ScenarioStep::Plug("Tesla T4")),
+        scenario("T24 SIGHUP", machine(2)).step(ScenarioStep::Xid(0, 79)).step(ScenarioStep::Hangup),
+        scenario("T24 a restarted kubelet", machine(2)).step(ScenarioStep::RestartKubelet),
         scenario("T24 another configuration", machine(2))
             .config("version: v1")
-            .step(Step::Configure(SLICES)),
+            .step(ScenarioStep::Configure(SLICES)),
         scenario("the configuration file changes", machine(2))
             .config("version: v1")
-            .step(Step::Rewrite(SLICES)),
+            .step(ScenarioStep::Rewrite(SLICES)),
         scenario("MIG devices are created and destroyed while the plugin runs", divided(2, "0=0,0"))
             .args(&["--mig-strategy=mixed"])
             .resources(2)
-            .step(Step::Divide("0=0;1=2,2"))
-            .step(Step::Divide("")),
+            .step(ScenarioStep::Divide("0=0;1=2,2"))
+            .step(ScenarioStep::Divide("")),
         scenario("T26 MIG mixed", divided(3, "0=0,0,1;1=2,2")).args(&["--mig-strategy=mixed"]).resources(4),
         scenario("T26 MIG mixed, media engines", divided(1, "0=7")).args(&["--mig-strategy=mixed"]),
         scenario("T27 MIG single", divided(2, "0=0,0;1=0"))
             .args(&["--mig-strategy=single", "--device-id-strategy=index"])
-            .step(Step::Allocate(GPU, vec![vec!["MIG-00000001-0000-4000-8000-000000010000".to_owned()]])),
+            .step(ScenarioStep::Allocate(GPU, vec![vec!["MIG-00000001-0000-4000-8000-000000010000".to_owned()]])),
         scenario("T28 MIG single, several profiles", divided(2, "0=0,0,1,7;1=2,2"))
             .args(&["--mig-strategy=single"])
             .resources(0),
@@ -450,7 +450,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             .resources(0),
         scenario("T27 MIG single, device nodes", divided(2, "0=0,0;1=0"))
             .args(&["--mig-strategy=single", "--pass-device-specs"])
-            .step(Step::Allocate(GPU, vec![vec!["MIG-00000000-0000-4000-8000-000000020000".to_owned()]])),
+            .step(ScenarioStep::Allocate(GPU, vec![vec!["MIG-00000000-0000-4000-8000-000000020000".to_owned()]])),
         scenario("MIG none, one GPU divided", divided(2, "0=0,0")),
         scenario("MIG mixed, a new profile", divided(1, "0=17")).args(&["--mig-strategy=mixed"]),
         scenario("T32 unknown keys", machine(1)).config("version: v1\nnonsense: 1\nflags: {plugin: {nonsense: true}}\n"),
@@ -467,25 +467,25 @@ pub(crate) fn all() -> Vec<Scenario> {
             "version: v1\nresources:\n  gpus:\n  - {pattern: '*A100*', name: a100}\nsharing:\n  timeSlicing:\n    resources:\n    - {name: \
              a100, rename: mygpu, devices: [0], replicas: 2}\n",
         ),
-        scenario("the driver is not loaded", Machine { state: Some(NOT_LOADED), ..machine(2) }).resources(0),
-        scenario("the driver is loaded later", Machine { state: Some(NOT_LOADED), ..machine(2) })
+        scenario("the driver is not loaded", ScenarioMachine { state: Some(NOT_LOADED), ..machine(2) }).resources(0),
+        scenario("the driver is loaded later", ScenarioMachine { state: Some(NOT_LOADED), ..machine(2) })
             .args(&["--fail-on-init-error=false"])
             .resources(0)
-            .step(Step::Notice(r#"{"op":"init","error":0}"#)),
+            .step(ScenarioStep::Notice(r#"{"op":"init","error":0}"#)),
         scenario("no GPUs", machine(0)).resources(0),
-        scenario("one GPU is lost", Machine { state: Some(r#"{"gpus":{"2":{"lost":true}}}"#), ..machine(3) }),
+        scenario("one GPU is lost", ScenarioMachine { state: Some(r#"{"gpus":{"2":{"lost":true}}}"#), ..machine(3) }),
         scenario(
             "one GPU is lost, and GPUs are named by model",
-            Machine { state: Some(r#"{"gpus":{"1":{"lost":true}}}"#), ..machine(3) },
+            ScenarioMachine { state: Some(r#"{"gpus":{"1":{"lost":true}}}"#), ..machine(3) },
         )
         .config(A100_ONLY),
         scenario(
             "one GPU is lost that is to be shared",
-            Machine { state: Some(r#"{"gpus":{"1":{"lost":true}}}"#), ..machine(3) },
+            ScenarioMachine { state: Some(r#"{"gpus":{"1":{"lost":true}}}"#), ..machine(3) },
         )
         .config(SECOND_SHARED),
         scenario("a GPU is lost while the plugin runs", machine(3))
-            .step(Step::Notice(r#"{"op":"lost","gpu":2,"lost":true}"#))
+            .step(ScenarioStep::Notice(r#"{"op":"lost","gpu":2,"lost":true}"#))
             .preferred(&[0, 1], &[], 1),
         scenario("T29 MPS", machine(2))
             .config("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
@@ -503,27 +503,28 @@ pub(crate) fn all() -> Vec<Scenario> {
 
 const MPS_OF_2: &str = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n";
 
-fn mps() -> Vec<Scenario> {
-    let daemon = |name: &'static str, machine: Machine, config: &'static str| Scenario {
-        program: Program::MpsControlDaemon,
+fn mps() -> Vec<PluginScenario> {
+    let daemon = |name: &'static str, machine: ScenarioMachine, config: &'static str| PluginScenario {
+        program: ComparedProgram::MpsControlDaemon,
         ..scenario(name, machine).config(config)
     };
-    let ready = Machine {
+    let ready = ScenarioMachine {
         has_control_daemon: true,
         ..machine(2)
     };
-    let plugin =
-        |name: &'static str, machine: Machine| scenario(name, machine).config(MPS_OF_2).args(&["--mps-root=/run/nvidia/mps"]);
+    let plugin = |name: &'static str, machine: ScenarioMachine| {
+        scenario(name, machine).config(MPS_OF_2).args(&["--mps-root=/run/nvidia/mps"])
+    };
     vec![
         plugin("T29 MPS with a daemon that is ready", ready.clone())
-            .step(Step::Allocate(GPU, vec![vec![replica(0, 1)]]))
-            .step(Step::Allocate(GPU, vec![vec![replica(0, 0), replica(1, 0)]])),
+            .step(ScenarioStep::Allocate(GPU, vec![vec![replica(0, 1)]]))
+            .step(ScenarioStep::Allocate(GPU, vec![vec![replica(0, 0), replica(1, 0)]])),
         plugin("T29 the MPS daemon goes away and returns", ready)
-            .step(Step::ControlDaemon(false))
-            .step(Step::ControlDaemon(true)),
+            .step(ScenarioStep::ControlDaemon(false))
+            .step(ScenarioStep::ControlDaemon(true)),
         plugin("T29 the MPS daemon starts later", machine(2))
             .resources(0)
-            .step(Step::ControlDaemon(true)),
+            .step(ScenarioStep::ControlDaemon(true)),
         daemon(
             "MPS daemon, 4 replicas",
             machine(2),
@@ -563,18 +564,18 @@ const OTHER_GROUP: &str = "{ cluster = \"0a0b0c0d-0102-4304-8506-1718191a1b1c\",
 const JOINING: &str = "{ cluster = \"00000000-0000-0000-0000-000000000000\", state = 2 }";
 
 /// Return a machine whose GPUs are in these fabrics.
-fn fabric(fabrics: &[&'static str]) -> Machine {
+fn fabric(fabrics: &[&'static str]) -> ScenarioMachine {
     let fabrics: Vec<(u32, &str)> = (0..).zip(fabrics.iter().copied()).collect();
     let gpus = u32::try_from(fabrics.len()).unwrap_or(u32::MAX);
-    Machine {
+    ScenarioMachine {
         fabrics,
         ..machine(gpus)
     }
 }
 
-fn labels() -> Vec<Scenario> {
-    let print = |name: &'static str, machine: Machine| Scenario {
-        program: Program::FeatureDiscovery,
+fn labels() -> Vec<PluginScenario> {
+    let print = |name: &'static str, machine: ScenarioMachine| PluginScenario {
+        program: ComparedProgram::FeatureDiscovery,
         ..scenario(name, machine).args(&[
             "--oneshot",
             "--no-timestamp",
@@ -582,7 +583,7 @@ fn labels() -> Vec<Scenario> {
             "--output-file=",
         ])
     };
-    let with = |mut scenario: Scenario, arg: &str| {
+    let with = |mut scenario: PluginScenario, arg: &str| {
         scenario.args.push(arg.to_owned());
         scenario
     };
@@ -591,22 +592,22 @@ fn labels() -> Vec<Scenario> {
         "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
     let mps = "version: v1\nflags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
     let mig = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n";
-    let driver = |version| Machine {
+    let driver = |version| ScenarioMachine {
         driver: Some(version),
         ..machine(2)
     };
-    let long = Machine {
+    let long = ScenarioMachine {
         models: vec![(
             0,
             "NVIDIA A product whose name is longer than the value of a label may be in Kubernetes",
         )],
         ..machine(1)
     };
-    let unnamed = Machine {
+    let unnamed = ScenarioMachine {
         models: vec![(0, "")],
         ..machine(1)
     };
-    let two = Machine {
+    let two = ScenarioMachine {
         models: vec![(1, "Tesla T4"), (2, "Tesla T4"), (3, "Tesla T4")],
         ..machine(4)
     };
@@ -662,7 +663,7 @@ fn labels() -> Vec<Scenario> {
         ),
         print(
             "T34 labels without memory",
-            Machine {
+            ScenarioMachine {
                 memory: Some(0),
                 ..machine(1)
             },
@@ -672,7 +673,7 @@ fn labels() -> Vec<Scenario> {
         print("T34 labels of a GPU outside the fabric", fabric(&[GROUP, JOINING])),
         print(
             "labels of a driver that is not loaded",
-            Machine {
+            ScenarioMachine {
                 state: Some(NOT_LOADED),
                 ..machine(2)
             },
@@ -680,7 +681,7 @@ fn labels() -> Vec<Scenario> {
         with(
             print(
                 "labels of a driver that may be missing",
-                Machine {
+                ScenarioMachine {
                     state: Some(NOT_LOADED),
                     ..machine(2)
                 },
@@ -697,29 +698,29 @@ fn labels() -> Vec<Scenario> {
     ]
 }
 
-fn tegra() -> Vec<Scenario> {
-    let old = Machine {
+fn tegra() -> Vec<PluginScenario> {
+    let old = ScenarioMachine {
         is_old_tegra: true,
         ..machine(0)
     };
-    let orin = Machine {
+    let orin = ScenarioMachine {
         models: vec![(0, "Orin (nvgpu)")],
         memory: Some(3072),
         ..machine(1)
     };
     let flag = "--device-discovery-strategy=tegra";
     let ids = |ids: &[&str]| -> Vec<String> { ids.iter().map(|id| (*id).to_owned()).collect() };
-    let allocate = |wanted: &[&str]| Step::Allocate(GPU, vec![ids(wanted)]);
+    let allocate = |wanted: &[&str]| ScenarioStep::Allocate(GPU, vec![ids(wanted)]);
     let slices = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n";
-    let print = |name: &'static str, machine: Machine, more: &[&str]| {
+    let print = |name: &'static str, machine: ScenarioMachine, more: &[&str]| {
         let fixed = [
             "--oneshot",
             "--no-timestamp",
             "--use-node-feature-api=false",
             "--output-file=",
         ];
-        let printed = Scenario {
-            program: Program::FeatureDiscovery,
+        let printed = PluginScenario {
+            program: ComparedProgram::FeatureDiscovery,
             ..scenario(name, machine)
         };
         printed.args(&[&fixed[..], more].concat())
@@ -727,11 +728,11 @@ fn tegra() -> Vec<Scenario> {
     vec![
         scenario("T36 Tegra by a flag", machine(2))
             .args(&[flag, "--pass-device-specs"])
-            .step(Step::Options)
+            .step(ScenarioStep::Options)
             .step(allocate(&["tegra"]))
             .step(allocate(&[]))
             .step(allocate(&["nope"]))
-            .step(Step::Preferred {
+            .step(ScenarioStep::Preferred {
                 available: ids(&["tegra"]),
                 must: Vec::new(),
                 size: 1,
@@ -746,7 +747,7 @@ fn tegra() -> Vec<Scenario> {
             .config(slices)
             .step(allocate(&["tegra::1"]))
             .step(allocate(&["tegra::0", "tegra::2"]))
-            .step(Step::Preferred {
+            .step(ScenarioStep::Preferred {
                 available: ids(&["tegra::0", "tegra::1", "tegra::2"]),
                 must: ids(&["tegra::1"]),
                 size: 2,
@@ -772,7 +773,7 @@ fn tegra() -> Vec<Scenario> {
     ]
 }
 
-fn wrong_arguments() -> Vec<Scenario> {
+fn wrong_arguments() -> Vec<PluginScenario> {
     let wrong = |name: &'static str, arg: &'static str| scenario(name, machine(2)).args(&[arg]).resources(0);
     let file = |name: &'static str, text: &'static str| scenario(name, machine(2)).config(text).resources(0);
     let variable = |name: &'static str, env| scenario(name, machine(2)).env(env).resources(0);
@@ -854,7 +855,7 @@ const FOR_THE_PLUGIN: &str = "flags: {plugin: {deviceListStrategy: a, deviceIDSt
 const FOR_OTHERS: &str = "flags: {migStrategy: a, deviceDiscoveryStrategy: b, plugin: {deviceListStrategy: c}}\n";
 
 /// Files that look wrong, and work.
-fn unusual_files() -> Vec<Scenario> {
+fn unusual_files() -> Vec<PluginScenario> {
     let file = |name: &'static str, text: &'static str| scenario(name, machine(2)).config(text);
     vec![
         file(
@@ -910,8 +911,8 @@ fn unusual_files() -> Vec<Scenario> {
     ]
 }
 
-fn choices() -> Vec<Scenario> {
-    let dgx1 = Machine {
+fn choices() -> Vec<PluginScenario> {
+    let dgx1 = ScenarioMachine {
         links: vec![
             (0, 1, 1),
             (0, 2, 1),
@@ -933,15 +934,15 @@ fn choices() -> Vec<Scenario> {
         near: Some((4, "node")),
         ..machine(8)
     };
-    let pairs = Machine {
+    let pairs = ScenarioMachine {
         links: vec![(0, 2, 12), (1, 3, 12), (4, 5, 12), (6, 7, 12)],
         ..machine(8)
     };
-    let bus = Machine {
+    let bus = ScenarioMachine {
         near: Some((2, "single-switch")),
         ..machine(4)
     };
-    let one_pair = Machine {
+    let one_pair = ScenarioMachine {
         links: vec![(12, 13, 1)],
         ..machine(14)
     };
@@ -949,7 +950,7 @@ fn choices() -> Vec<Scenario> {
     let replicas: Vec<String> = (0..2)
         .flat_map(|gpu| (0..3).map(move |number| replica(gpu, number)))
         .collect();
-    let one = |must: &[String], size| Step::Preferred {
+    let one = |must: &[String], size| ScenarioStep::Preferred {
         available: replicas.clone(),
         must: must.to_vec(),
         size,

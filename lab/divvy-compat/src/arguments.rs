@@ -2,21 +2,21 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::programs::{self, PROGRAMS, Program};
-use crate::roots::{ROOTS, Root};
+use crate::programs::{self, CompatProgram, PROGRAMS};
+use crate::roots::{ROOTS, RootFileSystem};
 use crate::ways::{WAYS, Way};
 
 /// What to run.
 #[derive(Debug, Default)]
-pub(crate) struct Arguments {
+pub(crate) struct CompatArguments {
     /// The names of root file systems, ways of loading, and programs; empty: all.
     only: Vec<String>,
     pub(crate) keep: bool,
 }
 
-impl Arguments {
-    pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
-        let mut parsed = Arguments::default();
+impl CompatArguments {
+    pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<CompatArguments> {
+        let mut parsed = CompatArguments::default();
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--keep" => parsed.keep = true,
@@ -39,12 +39,12 @@ impl Arguments {
     }
 
     /// Whether anything runs in a root file system.
-    pub(crate) fn wants_root(&self, root: &Root) -> bool {
+    pub(crate) fn wants_root(&self, root: &RootFileSystem) -> bool {
         self.wants_ways(root) || root.name == programs::ROOT && PROGRAMS.iter().any(|program| self.wants_program(program))
     }
 
     /// Whether any way of loading is tried in a root file system.
-    pub(crate) fn wants_ways(&self, root: &Root) -> bool {
+    pub(crate) fn wants_ways(&self, root: &RootFileSystem) -> bool {
         let (of_root, of_way) = (ROOTS.iter().map(|root| root.name), WAYS.iter().map(|way| way.name));
         match (self.chosen(of_root), self.chosen(of_way)) {
             (false, false) => self.only.is_empty(),
@@ -54,12 +54,12 @@ impl Arguments {
     }
 
     /// Whether this way of loading is tried there.
-    pub(crate) fn wants_way(&self, root: &Root, way: &Way) -> bool {
+    pub(crate) fn wants_way(&self, root: &RootFileSystem, way: &Way) -> bool {
         let any = self.chosen(WAYS.iter().map(|way| way.name));
         self.wants_ways(root) && (!any || self.chosen([way.name].into_iter()))
     }
 
-    pub(crate) fn wants_program(&self, program: &Program) -> bool {
+    pub(crate) fn wants_program(&self, program: &CompatProgram) -> bool {
         self.only.is_empty() || self.chosen([program.name].into_iter())
     }
 }
@@ -74,8 +74,8 @@ fn names() -> impl Iterator<Item = &'static str> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Arguments> {
-        Arguments::parse(line.split_whitespace().map(str::to_owned))
+    fn parse(line: &str) -> Result<CompatArguments> {
+        CompatArguments::parse(line.split_whitespace().map(str::to_owned))
     }
 
     /// Return the rows that run: how many pairs of root and way, how many programs, and how many roots are made.

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use divvy_cdi::Edits;
 
-use crate::driver::Driver;
-use crate::outcome::Outcome;
+use crate::driver::CompatDriver;
+use crate::outcome::ProgramOutcome;
 
 /// How long a program may take. One that hangs is a result, and not the end of everything.
 const SECONDS: &str = "300";
@@ -18,7 +18,7 @@ const LEDGER: &str = "/run/divvy-sim/ledger";
 
 /// Which libraries a container has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Libraries {
+pub(crate) enum ContainerLibraries {
     /// The driver's.
     Driver,
     /// The guard's in the place of the driver's.
@@ -26,14 +26,14 @@ pub(crate) enum Libraries {
 }
 
 /// A root file system, and the driver of the node.
-pub(crate) struct Container<'a> {
+pub(crate) struct CompatContainer<'a> {
     pub(crate) image: &'a Path,
-    pub(crate) driver: &'a Driver,
+    pub(crate) driver: &'a CompatDriver,
 }
 
 /// A program with what it needs besides the driver.
 #[derive(Debug, Clone)]
-pub(crate) struct Run {
+pub(crate) struct ProgramRun {
     words: Vec<String>,
     pub(crate) environment: Vec<(&'static str, &'static str)>,
     /// Directories of this machine, and where the container has them.
@@ -44,10 +44,10 @@ pub(crate) struct Run {
     pub(crate) with_copies: bool,
 }
 
-impl Run {
-    pub(crate) fn new(program: &str, arguments: &[&str]) -> Run {
+impl ProgramRun {
+    pub(crate) fn new(program: &str, arguments: &[&str]) -> ProgramRun {
         let words = [program].into_iter().chain(arguments.iter().copied()).map(str::to_owned);
-        Run {
+        ProgramRun {
             words: words.collect(),
             environment: Vec::new(),
             mounts: Vec::new(),
@@ -61,13 +61,16 @@ impl Run {
     }
 }
 
-impl Container<'_> {
+impl CompatContainer<'_> {
     /// Run a program with the driver, and then with the guard.
-    pub(crate) fn both(&self, run: &Run) -> Result<[Outcome; 2]> {
-        Ok([self.run(Libraries::Driver, run)?, self.run(Libraries::Guard, run)?])
+    pub(crate) fn both(&self, run: &ProgramRun) -> Result<[ProgramOutcome; 2]> {
+        Ok([
+            self.run(ContainerLibraries::Driver, run)?,
+            self.run(ContainerLibraries::Guard, run)?,
+        ])
     }
 
-    fn run(&self, libraries: Libraries, run: &Run) -> Result<Outcome> {
+    fn run(&self, libraries: ContainerLibraries, run: &ProgramRun) -> Result<ProgramOutcome> {
         let files = tempfile::tempdir_in(&self.driver.directory)?;
         let place = |name: &str| -> Result<PathBuf> {
             let path = files.path().join(name);
@@ -79,14 +82,14 @@ impl Container<'_> {
         let [root, ledger, account, copy] = ["root", "ledger", "account", "copy"].map(place);
         let (root, ledger, account, copy) = (root?, ledger?, account?, copy?);
         let mut edits = self.driver.edits();
-        if libraries == Libraries::Guard {
+        if libraries == ContainerLibraries::Guard {
             self.driver.shadow(&mut edits, &account, run.with_copies)?;
         }
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", SECONDS]).arg(self.driver.contain());
         command.arg("--image").arg(self.image);
         mounts(&mut command, &edits);
-        for (target, path) in Driver::links() {
+        for (target, path) in CompatDriver::links() {
             command.args(["--link", &target, &path]);
         }
         command.args(["--mount", "/dev", "/dev", "--mount"]).arg(&ledger).arg(LEDGER);
@@ -118,7 +121,7 @@ impl Container<'_> {
             // Third-party programs have kernels that the simulation does not know.
             ("DIVVY_CUDA_SIM_CODE", "unread"),
         ]);
-        Ok(Outcome::of(
+        Ok(ProgramOutcome::of(
             &command
                 .output()
                 .context("timeout could not be run; it is in the package coreutils")?,

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
-use divvy_cdi::{Edits, Mount};
-use divvy_share::limits::Limits;
+use divvy_cdi::shadow::{CUDA, NVML, Shadow, ShadowLibrary};
+use divvy_cdi::{CdiMount, Edits};
+use divvy_share::limits::ShareLimits;
 use divvy_share::{AUDIT, DIRECTORY, GUARD_CUDA, GUARD_NVML, LIMITS, REAL_CUDA, REAL_NVML, TUNABLES, USAGE, usage};
 
 use crate::command::run;
@@ -25,15 +25,15 @@ pub(crate) const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
 /// The files of the driver and of the guard.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct CompatDriver {
     /// The programs that `cargo xtask compat` has built are there.
     built: PathBuf,
     pub(crate) directory: PathBuf,
 }
 
-impl Driver {
+impl CompatDriver {
     /// Build the simulated driver for the C library of a root file system, or for this machine's: the real one needs only very old functions of it.
-    pub(crate) fn build(root: Option<&Path>, work: &Path) -> Result<Driver> {
+    pub(crate) fn build(root: Option<&Path>, work: &Path) -> Result<CompatDriver> {
         let program = std::env::current_exe().context("the path of this program is unknown")?;
         let built = program.parent().unwrap_or(Path::new(".")).to_owned();
         let target = built.parent().unwrap_or(&built).join("compat");
@@ -63,7 +63,7 @@ impl Driver {
             let file = built.join(library);
             ensure!(file.exists(), "{} is missing; type: cargo xtask compat", file.display());
         }
-        Ok(Driver {
+        Ok(CompatDriver {
             built,
             directory: work.to_owned(),
         })
@@ -76,11 +76,11 @@ impl Driver {
 
     /// What the spec of the node's driver gives to each container.
     pub(crate) fn edits(&self) -> Edits {
-        let mount = |file: &str, name: &str| Mount {
+        let mount = |file: &str, name: &str| CdiMount {
             host_path: self.directory.join(file).display().to_string(),
             container_path: format!("{LIBRARIES}/{name}.{VERSION}"),
             options: ["ro", "nosuid", "nodev", "bind"].map(str::to_owned).to_vec(),
-            ..Mount::default()
+            ..CdiMount::default()
         };
         Edits {
             mounts: vec![mount("libcuda.so.1", CUDA), mount("libnvidia-ml.so.1", NVML)],
@@ -90,10 +90,10 @@ impl Driver {
 
     /// Put the guard into a container, with a new account of the share. `with_copies`: also in the place of copies of the driver's libraries.
     pub(crate) fn shadow(&self, edits: &mut Edits, account: &Path, with_copies: bool) -> Result<()> {
-        let limits = Limits {
+        let limits = ShareLimits {
             bytes: SHARE,
             context: CONTEXT_MIB << 20,
-            ..Limits::default()
+            ..ShareLimits::default()
         };
         let (limits_file, usage_file) = (account.join(LIMITS), account.join(USAGE));
         fs::write(&limits_file, limits.file())
@@ -104,13 +104,13 @@ impl Driver {
         let at = |name: &str| format!("{DIRECTORY}/{UUID}/{name}");
         edits.shadow(&Shadow {
             libraries: vec![
-                Library {
+                ShadowLibrary {
                     name: CUDA,
                     file: file("libdivvy-guard.so"),
                     real: REAL_CUDA,
                     at: GUARD_CUDA,
                 },
-                Library {
+                ShadowLibrary {
                     name: NVML,
                     file: file("libdivvy-guard-nvml.so"),
                     real: REAL_NVML,

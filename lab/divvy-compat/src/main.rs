@@ -22,13 +22,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 
-use self::arguments::Arguments;
-use self::container::{Container, Run};
-use self::driver::Driver;
-use self::outcome::{Expected, Outcome, judge};
+use self::arguments::CompatArguments;
+use self::container::{CompatContainer, ProgramRun};
+use self::driver::CompatDriver;
+use self::outcome::{ExpectedOutcome, ProgramOutcome, judge};
 use self::progress::progress;
-use self::report::{Cell, Report};
-use self::roots::{Made, ROOTS, Root};
+use self::report::{Cell, CompatReport};
+use self::roots::{Made, ROOTS, RootFileSystem};
 
 fn main() -> ExitCode {
     match run() {
@@ -41,13 +41,13 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode> {
-    let arguments = Arguments::parse(std::env::args().skip(1))?;
+    let arguments = CompatArguments::parse(std::env::args().skip(1))?;
     ensure!(
         nix::unistd::geteuid().is_root(),
         "this is not root, which debootstrap and programs that are setuid need; type: sudo -E cargo xtask compat"
     );
     let cache = cache()?;
-    let mut report = Report::default();
+    let mut report = CompatReport::default();
     let mut made = Vec::new();
     for root in ROOTS.iter().filter(|root| arguments.wants_root(root)) {
         match root.make(&cache)? {
@@ -68,7 +68,7 @@ fn run() -> Result<ExitCode> {
     }
     // What needs only functions of the oldest C library works with all later ones.
     let oldest = made.iter().find(|(root, _)| root.has_glibc());
-    let driver = Driver::build(oldest.map(|(_, directory)| directory.as_path()), work.path())?;
+    let driver = CompatDriver::build(oldest.map(|(_, directory)| directory.as_path()), work.path())?;
     for (root, directory) in &made {
         if arguments.wants_ways(root) {
             ways(root, directory, &driver, work.path(), &arguments, &mut report)?;
@@ -95,16 +95,16 @@ fn cache() -> Result<PathBuf> {
 
 /// Load the libraries in each way in a root file system.
 fn ways(
-    root: &'static Root,
+    root: &'static RootFileSystem,
     directory: &Path,
-    driver: &Driver,
+    driver: &CompatDriver,
     work: &Path,
-    arguments: &Arguments,
-    report: &mut Report,
+    arguments: &CompatArguments,
+    report: &mut CompatReport,
 ) -> Result<()> {
     progress(&format!("{}: compiling the probes", root.name));
     let probes = probes::compile(root, directory, &work.join(root.name))?;
-    let container = Container {
+    let container = CompatContainer {
         image: directory,
         driver,
     };
@@ -118,7 +118,7 @@ fn ways(
         let (expected, needs) = if root.has_glibc() {
             (way.expected, way.needs)
         } else {
-            (Expected::AsDriver, &[][..])
+            (ExpectedOutcome::AsDriver, &[][..])
         };
         let [plain, guarded] = container.both(&run)?;
         let cell = cell(expected, needs, &plain, &guarded);
@@ -129,14 +129,20 @@ fn ways(
 }
 
 /// Run the third-party programs.
-fn third_party(directory: &Path, cache: &Path, driver: &Driver, arguments: &Arguments, report: &mut Report) -> Result<()> {
-    let container = Container {
+fn third_party(
+    directory: &Path,
+    cache: &Path,
+    driver: &CompatDriver,
+    arguments: &CompatArguments,
+    report: &mut CompatReport,
+) -> Result<()> {
+    let container = CompatContainer {
         image: directory,
         driver,
     };
     for program in programs::PROGRAMS.iter().filter(|program| arguments.wants_program(program)) {
         let packages = program.install(cache)?;
-        let mut run = Run::new("/usr/bin/python3", &[&format!("/programs/{}", program.script)]);
+        let mut run = ProgramRun::new("/usr/bin/python3", &[&format!("/programs/{}", program.script)]);
         // Where Python of Debian looks for packages, so that they find each other.
         run.mount(&packages, "/usr/local/lib/python3.11/dist-packages");
         run.mount(&programs::scripts(), "/programs");
@@ -149,7 +155,7 @@ fn third_party(directory: &Path, cache: &Path, driver: &Driver, arguments: &Argu
     Ok(())
 }
 
-fn cell(expected: Expected, needs: &[(&str, &str)], plain: &Outcome, guarded: &Outcome) -> Cell {
+fn cell(expected: ExpectedOutcome, needs: &[(&str, &str)], plain: &ProgramOutcome, guarded: &ProgramOutcome) -> Cell {
     let differences = judge(expected, needs, plain, guarded);
     if differences.is_empty() {
         return Cell::Good(expected);

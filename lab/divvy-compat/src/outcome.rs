@@ -21,7 +21,7 @@ pub(crate) const SHARE: u64 = 1 << 30;
 
 /// What the guard is expected to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expected {
+pub(crate) enum ExpectedOutcome {
     /// The program sees the share, and gets no more than that.
     Held,
     /// The program does not notice the guard, because it does not use the guard's libraries.
@@ -30,7 +30,7 @@ pub(crate) enum Expected {
 
 /// What a program has printed, and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct ProgramOutcome {
     /// The exit status; `None`: a signal.
     code: Option<i32>,
     facts: BTreeMap<String, String>,
@@ -38,15 +38,15 @@ pub(crate) struct Outcome {
     errors: String,
 }
 
-impl Outcome {
-    pub(crate) fn of(output: &Output) -> Outcome {
+impl ProgramOutcome {
+    pub(crate) fn of(output: &Output) -> ProgramOutcome {
         let (said, errors) = (
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr),
         );
         let facts = said.lines().filter_map(|line| line.split_once(' '));
         let errors: Vec<&str> = errors.lines().collect();
-        Outcome {
+        ProgramOutcome {
             code: output.status.code(),
             facts: facts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
             errors: errors[errors.len().saturating_sub(6)..].join("\n"),
@@ -71,7 +71,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ProgramOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.code {
             Some(code) => write!(f, "exit status {code}")?,
@@ -104,7 +104,12 @@ fn says_out_of_memory(value: &str) -> bool {
 
 /// Compare a run with the driver alone and a run with the guard. Return what is not as expected. `needs` are the facts that the program must have found with
 /// the driver alone, so that the comparison shows something.
-pub(crate) fn judge(expected: Expected, needs: &[(&str, &str)], plain: &Outcome, guarded: &Outcome) -> Vec<String> {
+pub(crate) fn judge(
+    expected: ExpectedOutcome,
+    needs: &[(&str, &str)],
+    plain: &ProgramOutcome,
+    guarded: &ProgramOutcome,
+) -> Vec<String> {
     let mut differences = Vec::new();
     for (name, value) in needs {
         if plain.fact(name) != *value {
@@ -124,10 +129,10 @@ pub(crate) fn judge(expected: Expected, needs: &[(&str, &str)], plain: &Outcome,
     for name in names {
         let (before, now) = (plain.fact(name), guarded.fact(name));
         let problem = match expected {
-            Expected::Held if name.starts_with(MEMORY) && !is_error(before) => {
+            ExpectedOutcome::Held if name.starts_with(MEMORY) && !is_error(before) => {
                 (before != GPU.to_string() || now != SHARE.to_string()).then_some("it must be the GPU's memory, then the share")
             }
-            Expected::Held if name.starts_with(ABOVE) && before == SUCCESS => {
+            ExpectedOutcome::Held if name.starts_with(ABOVE) && before == SUCCESS => {
                 (!says_out_of_memory(now)).then_some("the guard must refuse it")
             }
             _ => (before != now).then_some("the guard must not change it"),
@@ -146,11 +151,11 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::ExitStatus;
 
-    use super::Expected::{AsDriver, Held};
+    use super::ExpectedOutcome::{AsDriver, Held};
     use super::*;
 
-    fn outcome(status: i32, text: &str) -> Outcome {
-        Outcome::of(&Output {
+    fn outcome(status: i32, text: &str) -> ProgramOutcome {
+        ProgramOutcome::of(&Output {
             status: ExitStatus::from_raw(status),
             stdout: text.as_bytes().to_vec(),
             stderr: Vec::new(),
@@ -162,7 +167,7 @@ mod tests {
     const NEEDS: [(&str, &str); 1] = [("memory:a", "8589934592")];
 
     /// The number of differences to the run with the driver.
-    fn differences(expected: Expected, status: i32, text: &str) -> usize {
+    fn differences(expected: ExpectedOutcome, status: i32, text: &str) -> usize {
         judge(expected, &NEEDS, &outcome(0, PLAIN), &outcome(status, text)).len()
     }
 

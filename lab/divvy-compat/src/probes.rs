@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::command::run;
-use crate::roots::Root;
+use crate::roots::RootFileSystem;
 
 /// The directory of the sources.
 fn sources() -> PathBuf {
@@ -27,7 +27,7 @@ pub(crate) fn for_root(image: &Path) -> [String; 3] {
 }
 
 /// Compile the programs for a root file system into a directory.
-pub(crate) fn compile(root: &Root, image: &Path, into: &Path) -> Result<PathBuf> {
+pub(crate) fn compile(root: &RootFileSystem, image: &Path, into: &Path) -> Result<PathBuf> {
     fs::create_dir_all(into).with_context(|| format!("{} could not be made", into.display()))?;
     let cc = |flags: &[&str], source: &str, output: &str| {
         let mut command = Command::new(if root.has_glibc() { "gcc" } else { "musl-gcc" });

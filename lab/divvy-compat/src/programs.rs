@@ -7,19 +7,19 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::command::run;
-use crate::outcome::Expected::{self, AsDriver, Held};
+use crate::outcome::ExpectedOutcome::{self, AsDriver, Held};
 use crate::progress::progress;
 
 /// The root file system in which they run. It has Python 3.11.
 pub(crate) const ROOT: &str = "debian-12";
 
 /// A program, or a library with a script that uses it.
-pub(crate) struct Program {
+pub(crate) struct CompatProgram {
     pub(crate) name: &'static str,
     pub(crate) script: &'static str,
     /// The file that lists its packages, with the hashes of the versions that were tested.
     packages: &'static str,
-    pub(crate) expected: Expected,
+    pub(crate) expected: ExpectedOutcome,
     /// What it must find with the driver alone.
     pub(crate) needs: &'static [(&'static str, &'static str)],
 }
@@ -27,22 +27,22 @@ pub(crate) struct Program {
 const GPU: &str = "8589934592";
 
 /// All programs.
-pub(crate) const PROGRAMS: [Program; 5] = [
-    Program {
+pub(crate) const PROGRAMS: [CompatProgram; 5] = [
+    CompatProgram {
         name: "pynvml",
         script: "with_pynvml.py",
         packages: "nvml",
         expected: Held,
         needs: &[("memory:v1", GPU), ("memory:v2", GPU), ("own-process", "583008256")],
     },
-    Program {
+    CompatProgram {
         name: "nvitop",
         script: "with_nvitop.py",
         packages: "nvml",
         expected: Held,
         needs: &[("memory:total", GPU), ("memory:screen", GPU), ("own-process", "583008256")],
     },
-    Program {
+    CompatProgram {
         name: "numba",
         script: "with_numba.py",
         packages: "cuda12",
@@ -54,7 +54,7 @@ pub(crate) const PROGRAMS: [Program; 5] = [
             ("processor", "90"),
         ],
     },
-    Program {
+    CompatProgram {
         name: "cupy",
         script: "with_cupy.py",
         packages: "cuda12",
@@ -62,7 +62,7 @@ pub(crate) const PROGRAMS: [Program; 5] = [
         expected: AsDriver,
         needs: &[("driver", "13000"), ("processor", "45")],
     },
-    Program {
+    CompatProgram {
         name: "torch",
         script: "with_torch.py",
         packages: "torch",
@@ -82,7 +82,7 @@ pub(crate) fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("programs")
 }
 
-impl Program {
+impl CompatProgram {
     /// Install its packages, if an earlier run has not done it. Return their directory.
     pub(crate) fn install(&self, cache: &Path) -> Result<PathBuf> {
         let list = scripts().join(format!("{}.txt", self.packages));

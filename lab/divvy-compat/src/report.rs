@@ -6,8 +6,8 @@ use std::io::Write as _;
 
 use anyhow::Result;
 
-use crate::outcome::{Expected, Outcome};
-use crate::programs::Program;
+use crate::outcome::{ExpectedOutcome, ProgramOutcome};
+use crate::programs::CompatProgram;
 use crate::progress::progress;
 
 /// Return the beginning and the end of a long error, which often says the reason at its end.
@@ -27,7 +27,7 @@ fn short(error: &str) -> String {
 #[derive(Debug, Clone)]
 pub(crate) enum Cell {
     /// As expected.
-    Good(Expected),
+    Good(ExpectedOutcome),
     Differs {
         differences: Vec<String>,
         plain: String,
@@ -40,8 +40,8 @@ pub(crate) enum Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Cell::Good(Expected::Held) => "held",
-            Cell::Good(Expected::AsDriver) => "same",
+            Cell::Good(ExpectedOutcome::Held) => "held",
+            Cell::Good(ExpectedOutcome::AsDriver) => "same",
             Cell::Differs { .. } => "DIFFERS",
             Cell::None => "-",
         })
@@ -50,7 +50,7 @@ impl fmt::Display for Cell {
 
 /// All results.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct CompatReport {
     skipped: Vec<(&'static str, String)>,
     roots: Vec<&'static str>,
     ways: Vec<&'static str>,
@@ -58,7 +58,7 @@ pub(crate) struct Report {
     programs: Vec<(&'static str, String, Cell)>,
 }
 
-impl Report {
+impl CompatReport {
     pub(crate) fn skip_root(&mut self, root: &'static str, reason: String) {
         progress(&format!("{root}: skipped: {reason}"));
         self.skipped.push((root, reason));
@@ -74,7 +74,7 @@ impl Report {
         self.cells.insert((root, way), cell);
     }
 
-    pub(crate) fn program(&mut self, program: &Program, outcome: &Outcome, cell: Cell) {
+    pub(crate) fn program(&mut self, program: &CompatProgram, outcome: &ProgramOutcome, cell: Cell) {
         let version = outcome.fact("version");
         let mut text = format!("{} {version}: {} facts", program.name, outcome.len());
         for (error, steps) in outcome.stops() {
@@ -102,7 +102,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CompatReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.roots.is_empty() {
             let width = self.ways.iter().map(|way| way.len()).max().unwrap_or(0);
@@ -165,9 +165,9 @@ mod tests {
 
     #[test]
     fn a_row_that_differs_is_explained_and_makes_the_result_bad() {
-        let mut report = Report::default();
-        report.way("debian-12", "dlopen", Cell::Good(Expected::Held));
-        report.way("musl", "dlopen", Cell::Good(Expected::AsDriver));
+        let mut report = CompatReport::default();
+        report.way("debian-12", "dlopen", Cell::Good(ExpectedOutcome::Held));
+        report.way("musl", "dlopen", Cell::Good(ExpectedOutcome::AsDriver));
         report.way("musl", "setuid", Cell::None);
         report.skip_root("alpine", "it is not reachable".to_owned());
         assert!(report.is_good());

@@ -17,16 +17,16 @@ const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
 
 /// A root file system.
 #[derive(Debug)]
-pub(crate) struct Root {
+pub(crate) struct RootFileSystem {
     pub(crate) name: &'static str,
-    source: Source,
+    source: RootSource,
     /// The file name of jemalloc's library.
     pub(crate) jemalloc: &'static str,
 }
 
 /// Where the files come from.
 #[derive(Debug)]
-enum Source {
+enum RootSource {
     /// A mirror and a release of Debian or Ubuntu, and the package of jemalloc's library.
     Bootstrap(&'static str, &'static str, &'static str),
     /// Debian's package of musl, and a shell.
@@ -35,19 +35,19 @@ enum Source {
     Archive(&'static str, &'static str),
 }
 
-const fn of(name: &'static str, mirror: &'static str, release: &'static str) -> Root {
-    Root {
+const fn of(name: &'static str, mirror: &'static str, release: &'static str) -> RootFileSystem {
+    RootFileSystem {
         name,
-        source: Source::Bootstrap(mirror, release, "libjemalloc2"),
+        source: RootSource::Bootstrap(mirror, release, "libjemalloc2"),
         jemalloc: "libjemalloc.so.2",
     }
 }
 
 /// All root file systems. Those with glibc come first, from the oldest to the newest one: 2.27, 2.28, 2.31, 2.31, 2.35, 2.36, 2.39, 2.41.
-pub(crate) const ROOTS: [Root; 10] = [
-    Root {
+pub(crate) const ROOTS: [RootFileSystem; 10] = [
+    RootFileSystem {
         name: "ubuntu-18.04",
-        source: Source::Bootstrap(UBUNTU, "bionic", "libjemalloc1"),
+        source: RootSource::Bootstrap(UBUNTU, "bionic", "libjemalloc1"),
         jemalloc: "libjemalloc.so.1",
     },
     of("debian-10", DEBIAN_ARCHIVE, "buster"),
@@ -57,14 +57,14 @@ pub(crate) const ROOTS: [Root; 10] = [
     of("debian-12", DEBIAN, "bookworm"),
     of("ubuntu-24.04", UBUNTU, "noble"),
     of("debian-13", DEBIAN, "trixie"),
-    Root {
+    RootFileSystem {
         name: "musl",
-        source: Source::Musl,
+        source: RootSource::Musl,
         jemalloc: "",
     },
-    Root {
+    RootFileSystem {
         name: "alpine",
-        source: Source::Archive(
+        source: RootSource::Archive(
             "https://dl-cdn.alpinelinux.org/alpine/v3.22/releases/x86_64",
             "alpine-minirootfs-3.22.0-x86_64.tar.gz",
         ),
@@ -72,7 +72,7 @@ pub(crate) const ROOTS: [Root; 10] = [
     },
 ];
 
-/// What [`Root::make`] returns.
+/// What [`RootFileSystem::make`] returns.
 pub(crate) enum Made {
     /// The directory with the files.
     Ready(PathBuf),
@@ -80,9 +80,9 @@ pub(crate) enum Made {
     Skipped(String),
 }
 
-impl Root {
+impl RootFileSystem {
     pub(crate) fn has_glibc(&self) -> bool {
-        matches!(self.source, Source::Bootstrap(..))
+        matches!(self.source, RootSource::Bootstrap(..))
     }
 
     /// Make the root file system, if an earlier run has not made the same one.
@@ -103,9 +103,9 @@ impl Root {
         fs::create_dir_all(&directory).with_context(|| format!("{} could not be made", directory.display()))?;
         progress(&format!("{}: downloading and unpacking (once)", self.name));
         match self.source {
-            Source::Bootstrap(mirror, release, jemalloc) => bootstrap(mirror, release, jemalloc, &directory, cache)?,
-            Source::Musl => unpack_packages(&["musl", "busybox-static"], &directory)?,
-            Source::Archive(server, archive) => unpack_archive(server, archive, &directory)?,
+            RootSource::Bootstrap(mirror, release, jemalloc) => bootstrap(mirror, release, jemalloc, &directory, cache)?,
+            RootSource::Musl => unpack_packages(&["musl", "busybox-static"], &directory)?,
+            RootSource::Archive(server, archive) => unpack_archive(server, archive, &directory)?,
         }
         fs::write(&record, description).with_context(|| format!("{} could not be written", record.display()))?;
         Ok(Made::Ready(directory))
@@ -114,9 +114,9 @@ impl Root {
     /// A small file that exists if the source does.
     fn url(&self) -> Option<String> {
         match self.source {
-            Source::Bootstrap(mirror, release, _) => Some(format!("{mirror}/dists/{release}/Release")),
-            Source::Musl => None,
-            Source::Archive(server, archive) => Some(format!("{server}/{archive}.sha256")),
+            RootSource::Bootstrap(mirror, release, _) => Some(format!("{mirror}/dists/{release}/Release")),
+            RootSource::Musl => None,
+            RootSource::Archive(server, archive) => Some(format!("{server}/{archive}.sha256")),
         }
     }
 }

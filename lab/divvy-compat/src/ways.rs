@@ -1,16 +1,16 @@
 //! The ways in which programs load CUDA's driver library.
 
-use crate::container::Run;
+use crate::container::ProgramRun;
 use crate::driver::LIBRARIES;
-use crate::outcome::Expected::{self, AsDriver, Held};
-use crate::roots::Root;
+use crate::outcome::ExpectedOutcome::{self, AsDriver, Held};
+use crate::roots::RootFileSystem;
 
 /// A way of loading.
 pub(crate) struct Way {
     pub(crate) name: &'static str,
-    pub(crate) run: fn(&Root) -> Run,
+    pub(crate) run: fn(&RootFileSystem) -> ProgramRun,
     /// What is expected in a root file system with glibc. With another C library neither the driver's library nor the guard can be loaded.
-    pub(crate) expected: Expected,
+    pub(crate) expected: ExpectedOutcome,
     /// What the program must find with the driver alone.
     pub(crate) needs: &'static [(&'static str, &'static str)],
     pub(crate) needs_glibc: bool,
@@ -39,7 +39,7 @@ const JEMALLOC: &[(&str, &str)] = &[
     ("above-share:2GiB", "0"),
 ];
 
-const fn way(name: &'static str, run: fn(&Root) -> Run) -> Way {
+const fn way(name: &'static str, run: fn(&RootFileSystem) -> ProgramRun) -> Way {
     Way {
         name,
         run,
@@ -49,7 +49,7 @@ const fn way(name: &'static str, run: fn(&Root) -> Run) -> Way {
     }
 }
 
-const fn glibc(name: &'static str, run: fn(&Root) -> Run) -> Way {
+const fn glibc(name: &'static str, run: fn(&RootFileSystem) -> ProgramRun) -> Way {
     Way {
         needs_glibc: true,
         ..way(name, run)
@@ -104,19 +104,19 @@ pub(crate) const WAYS: [Way; 15] = [
     },
 ];
 
-fn private_copy(root: &Root) -> Run {
+fn private_copy(root: &RootFileSystem) -> ProgramRun {
     let mut run = probe(root, &["dlopen"]);
     run.copy = Some("/opt/private");
     run.environment.push(("LD_LIBRARY_PATH", "/opt/private"));
     run
 }
 
-fn probe(root: &Root, arguments: &[&str]) -> Run {
+fn probe(root: &RootFileSystem, arguments: &[&str]) -> ProgramRun {
     start(root, "/probe/probe", arguments)
 }
 
-fn start(root: &Root, program: &str, arguments: &[&str]) -> Run {
-    let mut run = Run::new(program, arguments);
+fn start(root: &RootFileSystem, program: &str, arguments: &[&str]) -> ProgramRun {
+    let mut run = ProgramRun::new(program, arguments);
     // musl's loader has no cache, in which the container runtime could put the driver's directory. So the image's author must name it.
     if !root.has_glibc() {
         run.environment.push(("LD_LIBRARY_PATH", LIBRARIES));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::mounts::Mount;
+use crate::mounts::BindMount;
 
 const USAGE: &str = "usage: divvy-contain [--image DIRECTORY] [--mount FILE PATH | --read-only FILE PATH | --link TARGET PATH]... ROOT PROGRAM [ARGUMENT]...
        divvy-contain --check
@@ -16,19 +16,19 @@ the container, which has the files of DIRECTORY; what the container writes is go
 
 /// What to do.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Arguments {
+pub(crate) enum ContainArguments {
     /// Make a namespace and nothing in it.
     Check,
     /// Start a program.
-    Run(Task),
+    Run(ContainerTask),
 }
 
 /// A program in a container.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Task {
+pub(crate) struct ContainerTask {
     /// The image's root file system; `None`: the program and its C library are the image.
     pub(crate) image: Option<PathBuf>,
-    pub(crate) mounts: Vec<Mount>,
+    pub(crate) mounts: Vec<BindMount>,
     /// Symbolic links: the target, and the path in the container.
     pub(crate) links: Vec<(PathBuf, PathBuf)>,
     pub(crate) root: PathBuf,
@@ -36,18 +36,18 @@ pub(crate) struct Task {
     pub(crate) arguments: Vec<OsString>,
 }
 
-impl Arguments {
-    pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Arguments> {
+impl ContainArguments {
+    pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<ContainArguments> {
         let mut words = words.into_iter();
         let (mut image, mut mounts, mut links) = (None, Vec::new(), Vec::new());
         let root = loop {
             let word = words.next().context(USAGE)?;
             let mut path = || words.next().map(PathBuf::from).context(USAGE);
             match word.to_str() {
-                Some("--check") => return Ok(Arguments::Check),
+                Some("--check") => return Ok(ContainArguments::Check),
                 Some("--image") => image = Some(path()?),
                 Some("--link") => links.push((path()?, path()?)),
-                Some(flag @ ("--mount" | "--read-only")) => mounts.push(Mount {
+                Some(flag @ ("--mount" | "--read-only")) => mounts.push(BindMount {
                     host: path()?,
                     container: path()?,
                     read_only: flag == "--read-only",
@@ -56,7 +56,7 @@ impl Arguments {
                 _ => break word,
             }
         };
-        Ok(Arguments::Run(Task {
+        Ok(ContainArguments::Run(ContainerTask {
             image,
             mounts,
             links,
@@ -71,20 +71,20 @@ impl Arguments {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Arguments> {
-        Arguments::parse(line.split_whitespace().map(OsString::from))
+    fn parse(line: &str) -> Result<ContainArguments> {
+        ContainArguments::parse(line.split_whitespace().map(OsString::from))
     }
 
     /// What follows the program is its own.
     #[test]
     fn only_flags_before_the_root_are_ours() {
-        let mount = |host: &str, container: &str, read_only| Mount {
+        let mount = |host: &str, container: &str, read_only| BindMount {
             host: host.into(),
             container: container.into(),
             read_only,
         };
         let parsed = parse("--mount /a:1 /b --image /i --read-only /c /d --link t /l /root /bin/x --mount 1").expect("valid");
-        let expected = Task {
+        let expected = ContainerTask {
             image: Some("/i".into()),
             links: vec![("t".into(), "/l".into())],
             mounts: vec![mount("/a:1", "/b", false), mount("/c", "/d", true)],
@@ -92,8 +92,8 @@ mod tests {
             program: "/bin/x".into(),
             arguments: vec!["--mount".into(), "1".into()],
         };
-        assert_eq!(parsed, Arguments::Run(expected));
-        assert_eq!(parse("--check").expect("valid"), Arguments::Check);
+        assert_eq!(parsed, ContainArguments::Run(expected));
+        assert_eq!(parse("--check").expect("valid"), ContainArguments::Check);
         for line in [
             "",
             "/root",

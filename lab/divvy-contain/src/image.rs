@@ -8,22 +8,22 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::mounts::{Mount, below};
+use crate::mounts::{BindMount, below};
 
 /// Where distributions have `ldconfig`, which is not always in the PATH of users.
 const LDCONFIG: [&str; 3] = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "/run/current-system/sw/bin/ldconfig"];
 
 /// The files that a program needs.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct ProgramImage {
     /// The dynamic loader, which is one of the files.
     pub(crate) loader: PathBuf,
     pub(crate) files: BTreeSet<PathBuf>,
 }
 
-impl Image {
+impl ProgramImage {
     /// Return the files of a program, which needs no more libraries than this one.
-    pub(crate) fn of(program: &Path) -> Result<Image> {
+    pub(crate) fn of(program: &Path) -> Result<ProgramImage> {
         let program = program
             .canonicalize()
             .with_context(|| format!("{} is not a program", program.display()))?;
@@ -34,7 +34,7 @@ impl Image {
             "this program was linked statically, so it does not know where the C library is; build it for a glibc target",
         )?;
         files.insert(program);
-        Ok(Image { loader, files })
+        Ok(ProgramImage { loader, files })
     }
 }
 
@@ -64,13 +64,13 @@ fn name(path: &Path) -> std::borrow::Cow<'_, str> {
 }
 
 /// Let the loader find the libraries, and make their links such as `libcuda.so.1`. NVIDIA's CDI hook `update-ldcache` does the same, with the same program.
-pub(crate) fn find_libraries(root: &Path, image: &Image, mounts: &[Mount]) -> Result<()> {
+pub(crate) fn find_libraries(root: &Path, image: &ProgramImage, mounts: &[BindMount]) -> Result<()> {
     let paths = mounts.iter().map(|mount| mount.container.as_path());
     ldconfig(root, "ld.so.conf", paths.chain(image.files.iter().map(PathBuf::as_path)))
 }
 
 /// Let the loader of an image find the libraries of the mounts, if it has a cache of libraries. musl's loader has none.
-pub(crate) fn update_cache(root: &Path, mounts: &[Mount]) -> Result<()> {
+pub(crate) fn update_cache(root: &Path, mounts: &[BindMount]) -> Result<()> {
     if !below(root, Path::new("/etc/ld.so.cache")).exists() {
         return Ok(());
     }

@@ -18,14 +18,14 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
 
-use self::arguments::{Arguments, Task};
-use self::image::Image;
-use self::mounts::Mount;
+use self::arguments::{ContainArguments, ContainerTask};
+use self::image::ProgramImage;
+use self::mounts::BindMount;
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse(std::env::args_os().skip(1)) {
-        Ok(Arguments::Check) => namespace::enter(),
-        Ok(Arguments::Run(task)) => run(&task).map(|never| match never {}),
+    let done = match ContainArguments::parse(std::env::args_os().skip(1)) {
+        Ok(ContainArguments::Check) => namespace::enter(),
+        Ok(ContainArguments::Run(task)) => run(&task).map(|never| match never {}),
         Err(error) => Err(error),
     };
     match done {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
 }
 
 /// Replace this process by the program. Return only if that fails.
-fn run(task: &Task) -> Result<Infallible> {
+fn run(task: &ContainerTask) -> Result<Infallible> {
     match &task.image {
         Some(directory) => run_in(directory, task),
         None => run_alone(task),
@@ -49,10 +49,10 @@ fn run(task: &Task) -> Result<Infallible> {
 }
 
 /// Run a program of an image.
-fn run_in(image: &Path, task: &Task) -> Result<Infallible> {
+fn run_in(image: &Path, task: &ContainerTask) -> Result<Infallible> {
     namespace::enter()?;
     let root = mounts::copy_on_write(image, &task.root)?;
-    let proc = Mount::same(Path::new("/proc"));
+    let proc = BindMount::same(Path::new("/proc"));
     for mount in [&proc].into_iter().chain(&task.mounts) {
         mount.make(&root)?;
     }
@@ -64,13 +64,13 @@ fn run_in(image: &Path, task: &Task) -> Result<Infallible> {
 }
 
 /// Run a program of this machine, with its C library and nothing else.
-fn run_alone(task: &Task) -> Result<Infallible> {
-    let image = Image::of(&task.program)?;
+fn run_alone(task: &ContainerTask) -> Result<Infallible> {
+    let image = ProgramImage::of(&task.program)?;
     namespace::enter()?;
     let root = &task.root;
     mounts::empty(root)?;
-    let of_image = image.files.iter().map(|file| Mount::same(file));
-    let proc = Mount::same(Path::new("/proc"));
+    let of_image = image.files.iter().map(|file| BindMount::same(file));
+    let proc = BindMount::same(Path::new("/proc"));
     for mount in of_image.chain([proc]).chain(task.mounts.iter().cloned()) {
         mount.make(root)?;
     }
@@ -84,7 +84,7 @@ fn run_alone(task: &Task) -> Result<Infallible> {
     Err(error).with_context(|| format!("{} could not be started in the container", task.program.display()))
 }
 
-fn links(task: &Task, root: &Path) -> Result<()> {
+fn links(task: &ContainerTask, root: &Path) -> Result<()> {
     for (target, path) in &task.links {
         mounts::link(target, root, path).with_context(|| format!("the link {} could not be made", path.display()))?;
     }

@@ -11,17 +11,17 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 /// A bind mount.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Mount {
+pub(crate) struct BindMount {
     pub(crate) host: PathBuf,
     /// An absolute path in the container.
     pub(crate) container: PathBuf,
     pub(crate) read_only: bool,
 }
 
-impl Mount {
+impl BindMount {
     /// A file of the machine that has the same path in the container. It is not for writing.
-    pub(crate) fn same(path: &Path) -> Mount {
-        Mount {
+    pub(crate) fn same(path: &Path) -> BindMount {
+        BindMount {
             host: path.to_owned(),
             container: path.to_owned(),
             read_only: path != Path::new("/proc"),

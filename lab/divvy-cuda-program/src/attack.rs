@@ -16,8 +16,8 @@ use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use divvy_share::limits::Limits;
-use divvy_share::usage::{self, SLOTS, Slot, Usage};
+use divvy_share::limits::ShareLimits;
+use divvy_share::usage::{self, SLOTS, UsageFile, UsageSlot};
 use divvy_share::{DIRECTORY, LIMITS, USAGE, claim};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -38,7 +38,7 @@ const BLOCK: usize = 1 << 20;
 const LOCKS: u64 = 20_000;
 /// Another user and group than the file's.
 const NOBODY: u32 = 65534;
-/// `version` of the head of [`Usage`], and the number of slots that have had an owner.
+/// `version` of the head of [`UsageFile`], and the number of slots that have had an owner.
 const VERSION_AT: u64 = 8;
 const BOUND_AT: u64 = 24;
 
@@ -84,15 +84,15 @@ struct Field {
 
 /// An attack that goes on.
 #[derive(Debug)]
-pub(crate) struct Attack {
+pub(crate) struct RunningAttack {
     name: String,
     field: Field,
     thread: JoinHandle<()>,
 }
 
-impl Attack {
-    /// Begin an attack, and return what this process may do. It goes on until [`Attack::end`]. The process keeps no capability and gets none.
-    pub(crate) fn begin(name: &str, number: u64) -> Result<(Attack, Value)> {
+impl RunningAttack {
+    /// Begin an attack, and return what this process may do. It goes on until [`RunningAttack::end`]. The process keeps no capability and gets none.
+    pub(crate) fn begin(name: &str, number: u64) -> Result<(RunningAttack, Value)> {
         let known = ATTACKS.iter().find(|(of, _)| *of == name);
         let (_, attack) = known.with_context(|| format!("there is no attack {name:?}"))?;
         confine()?;
@@ -111,7 +111,7 @@ impl Attack {
         while !field.is_begun.load(Ordering::Relaxed) && !thread.is_finished() {
             sleep(Duration::from_millis(1));
         }
-        let attack = Attack {
+        let attack = RunningAttack {
             name: name.to_owned(),
             field,
             thread,
@@ -139,7 +139,7 @@ impl Attack {
 pub(crate) fn limits() -> Result<Value> {
     let path = share()?.join(LIMITS);
     let bytes = fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
-    let (_, limits) = Limits::from_bytes(&bytes)?;
+    let (_, limits) = ShareLimits::from_bytes(&bytes)?;
     Ok(json!({"bytes": limits.bytes, "rate": limits.rate, "context": limits.context, "is_stopped": limits.is_stopped}))
 }
 
@@ -350,11 +350,11 @@ fn forged_version(field: &Field) {
 
 /// Say in a slot that this process has so many bytes.
 fn claim_slot(file: &File, slot: usize, bytes: u64) -> io::Result<()> {
-    let at = offset_of!(Usage, slots) + slot * size_of::<Slot>();
+    let at = offset_of!(UsageFile, slots) + slot * size_of::<UsageSlot>();
     let write = |field: usize, word: u64| file.write_all_at(&word.to_ne_bytes(), (at + field) as u64);
     lock(file, claim::owner(slot))?;
-    write(offset_of!(Slot, pid), u64::from(std::process::id()))?;
-    write(offset_of!(Slot, used), bytes)?;
+    write(offset_of!(UsageSlot, pid), u64::from(std::process::id()))?;
+    write(offset_of!(UsageSlot, used), bytes)?;
     file.write_all_at(&(SLOTS as u64).to_ne_bytes(), BOUND_AT)
 }
 
@@ -374,7 +374,7 @@ fn forged_context(field: &Field) {
     let Some(file) = field.usage() else { return };
     let limits = fs::read(field.path(LIMITS))
         .ok()
-        .and_then(|bytes| Limits::from_bytes(&bytes).ok());
+        .and_then(|bytes| ShareLimits::from_bytes(&bytes).ok());
     let charged = limits.map_or(0, |(_, limits)| limits.context);
     let bytes = (field.number + charged).saturating_sub(1);
     field.again(Duration::from_millis(100), || {
@@ -387,7 +387,7 @@ fn replaced_neighbor(field: &Field) {
     let (limits, usage) = (field.path(LIMITS), field.path(USAGE));
     let [own, link] = ["own", "link"].map(|name| field.path(name));
     // Making files in the directory is no attack: it is the container's own.
-    let is_made = fs::write(&own, Limits::default().file()).is_ok();
+    let is_made = fs::write(&own, ShareLimits::default().file()).is_ok();
     // The directories of the GPU, of the pod, and of all pods.
     let of_machine = of_machine(&usage).unwrap_or_default();
     let above: Vec<&Path> = of_machine
@@ -429,9 +429,9 @@ fn replaced_files(field: &Field) {
     if field.count(fs::rename(directory, directory.with_extension("old"))).is_none() {
         return;
     }
-    let share = Limits {
+    let share = ShareLimits {
         bytes: 1 << 40,
-        ..Limits::default()
+        ..ShareLimits::default()
     };
     field.count(fs::create_dir_all(&field.directory));
     field.count(fs::write(field.path(LIMITS), share.file()));

@@ -10,21 +10,21 @@ use libloading::Library;
 
 /// A `CUresult`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Code(c_int);
+pub(crate) struct CallResult(c_int);
 
-impl From<c_int> for Code {
-    fn from(code: c_int) -> Code {
-        Code(code)
+impl From<c_int> for CallResult {
+    fn from(code: c_int) -> CallResult {
+        CallResult(code)
     }
 }
 
-impl Code {
+impl CallResult {
     pub(crate) fn is_success(self) -> bool {
         self.0 == 0
     }
 
     /// Fail unless the call was successful.
-    pub(crate) fn ok(self, call: &str, cuda: &Cuda) -> Result<()> {
+    pub(crate) fn ok(self, call: &str, cuda: &CudaLibrary) -> Result<()> {
         if self.is_success() {
             return Ok(());
         }
@@ -33,7 +33,7 @@ impl Code {
 }
 
 /// The functions of the library, by cuda.h's types. `CUdeviceptr` and `size_t` have 64 bits.
-pub(crate) struct Cuda {
+pub(crate) struct CudaLibrary {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
     retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
@@ -59,14 +59,14 @@ macro_rules! call {
     ($cuda:expr, $name:literal($($argument:expr => $type:ty),*)) => {{
         let function = $crate::cuda::function!($cuda, $name($($type),*))?;
         // SAFETY: the comment at each call says why its arguments are valid.
-        $crate::cuda::Code::from(unsafe { function($($argument),*) }).ok($name, $cuda)
+        $crate::cuda::CallResult::from(unsafe { function($($argument),*) }).ok($name, $cuda)
     }};
 }
 pub(crate) use call;
 
-impl Cuda {
+impl CudaLibrary {
     /// Load the library by its name, or by its path.
-    pub(crate) fn load(name: &str) -> Result<Cuda> {
+    pub(crate) fn load(name: &str) -> Result<CudaLibrary> {
         // SAFETY: the driver's library, and a shadow of it, may be loaded at any time by any program; that is how the CUDA runtime library loads it.
         let library = unsafe { Library::new(name) }.with_context(|| format!("{name} cannot be loaded"))?;
         macro_rules! function {
@@ -75,7 +75,7 @@ impl Cuda {
                 *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }.with_context(|| format!("{name} lacks {}", $symbol))?
             };
         }
-        Ok(Cuda {
+        Ok(CudaLibrary {
             init: function!("cuInit"),
             device: function!("cuDeviceGet"),
             retain: function!("cuDevicePrimaryCtxRetain"),
@@ -97,42 +97,42 @@ impl Cuda {
         Ok(*symbol.with_context(|| format!("the library has no {name}"))?)
     }
 
-    pub(crate) fn init(&self) -> Code {
+    pub(crate) fn init(&self) -> CallResult {
         // SAFETY: it takes a number.
-        Code(unsafe { (self.init)(0) })
+        CallResult(unsafe { (self.init)(0) })
     }
 
     /// Make the first GPU's primary context, and use it in this thread.
     pub(crate) fn enter(&self) -> Result<()> {
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: the place for the result is valid.
-        Code(unsafe { (self.device)(&raw mut device, 0) }).ok("cuDeviceGet", self)?;
+        CallResult(unsafe { (self.device)(&raw mut device, 0) }).ok("cuDeviceGet", self)?;
         // SAFETY: the place for the result is valid.
-        Code(unsafe { (self.retain)(&raw mut context, device) }).ok("cuDevicePrimaryCtxRetain", self)?;
+        CallResult(unsafe { (self.retain)(&raw mut context, device) }).ok("cuDevicePrimaryCtxRetain", self)?;
         // SAFETY: the context was just made, and is kept until the process ends.
-        Code(unsafe { (self.set_current)(context) }).ok("cuCtxSetCurrent", self)
+        CallResult(unsafe { (self.set_current)(context) }).ok("cuCtxSetCurrent", self)
     }
 
     /// Return how many bytes are free, and how many there are.
     pub(crate) fn memory(&self) -> Result<(u64, u64)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the places for the results are valid.
-        Code(unsafe { (self.mem_info)(&raw mut free, &raw mut total) }).ok("cuMemGetInfo", self)?;
+        CallResult(unsafe { (self.mem_info)(&raw mut free, &raw mut total) }).ok("cuMemGetInfo", self)?;
         Ok((free, total))
     }
 
     /// Allocate memory, and return its address.
-    pub(crate) fn allocate(&self, bytes: u64) -> (Code, u64) {
+    pub(crate) fn allocate(&self, bytes: u64) -> (CallResult, u64) {
         let mut pointer = 0;
         // SAFETY: the place for the result is valid.
-        (Code(unsafe { (self.alloc)(&raw mut pointer, bytes) }), pointer)
+        (CallResult(unsafe { (self.alloc)(&raw mut pointer, bytes) }), pointer)
     }
 
     /// Return the name of a code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
-    pub(crate) fn name(&self, code: Code) -> String {
+    pub(crate) fn name(&self, code: CallResult) -> String {
         let mut text = ptr::null();
         // SAFETY: the place for the result is valid.
-        let found = Code(unsafe { (self.error_name)(code.0, &raw mut text) });
+        let found = CallResult(unsafe { (self.error_name)(code.0, &raw mut text) });
         if !found.is_success() || text.is_null() {
             return format!("error {}", code.0);
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::cuda::{Code, Cuda, call};
+use crate::cuda::{CallResult, CudaLibrary, call};
 
 /// The kernel: so many rounds of a calculation in each thread. The store is there so that the compiler keeps the rounds. PTX for sm_50 runs on every later GPU.
 /// The name says how long a launch is meant to take: the simulated driver does not run the code, and takes that long.
@@ -47,7 +47,7 @@ const FIRST_ROUNDS: u32 = 1000;
 
 /// How work is given to the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum WorkMode {
     /// Each kernel is launched.
     Kernels,
     /// The kernels are nodes of one graph, which is launched.
@@ -55,7 +55,7 @@ pub(crate) enum Mode {
 }
 
 /// `cuLaunchKernel`: the function, the grid, the blocks, the shared memory, the stream, and the parameters in two forms.
-type Launch = unsafe extern "C" fn(
+type LaunchFunction = unsafe extern "C" fn(
     usize,
     c_uint,
     c_uint,
@@ -70,10 +70,10 @@ type Launch = unsafe extern "C" fn(
 ) -> std::ffi::c_int;
 
 /// A kernel in the current context. It is kept until the process ends.
-pub(crate) struct Kernel {
+pub(crate) struct LoadedKernel {
     function: usize,
     rounds: u32,
-    launch: Launch,
+    launch: LaunchFunction,
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2` of cuda.h.
@@ -91,9 +91,9 @@ struct NodeParameters {
 
 const _: () = assert!(size_of::<NodeParameters>() == 72 && std::mem::offset_of!(NodeParameters, parameters) == 40);
 
-impl Kernel {
+impl LoadedKernel {
     /// Load the kernel under a name that says how many nanoseconds it takes.
-    pub(crate) fn load(cuda: &Cuda, ns: u64, rounds: u32) -> Result<Kernel> {
+    pub(crate) fn load(cuda: &CudaLibrary, ns: u64, rounds: u32) -> Result<LoadedKernel> {
         let name = format!("spin_{ns}ns");
         let code = CString::new(PTX.replace("NAME", &name)).context("the code has a zero byte")?;
         let name = CString::new(name).context("the name has a zero byte")?;
@@ -102,7 +102,7 @@ impl Kernel {
         call!(cuda, "cuModuleLoadData"(&raw mut module => *mut usize, code.as_ptr() => *const c_char))?;
         // The module was just loaded, and the name ends with a zero byte.
         call!(cuda, "cuModuleGetFunction"(&raw mut function => *mut usize, module => usize, name.as_ptr() => *const c_char))?;
-        Ok(Kernel {
+        Ok(LoadedKernel {
             function,
             rounds,
             // SAFETY: the type is that of the symbol in cuda.h, and the library stays loaded until the process ends.
@@ -111,8 +111,8 @@ impl Kernel {
     }
 
     /// Find how many rounds take this long on this GPU, which nothing else should use meanwhile.
-    pub(crate) fn calibrate(cuda: &Cuda, ns: u64) -> Result<u32> {
-        let mut kernel = Kernel::load(cuda, ns, FIRST_ROUNDS)?;
+    pub(crate) fn calibrate(cuda: &CudaLibrary, ns: u64) -> Result<u32> {
+        let mut kernel = LoadedKernel::load(cuda, ns, FIRST_ROUNDS)?;
         // The GPU raises its clocks only under load.
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(300) {
@@ -143,7 +143,7 @@ impl Kernel {
         }
     }
 
-    fn launch(&self, cuda: &Cuda) -> Result<()> {
+    fn launch(&self, cuda: &CudaLibrary) -> Result<()> {
         let mut rounds = self.rounds;
         let mut parameters = [(&raw mut rounds).cast::<c_void>()];
         // SAFETY: the function is in the current context. The driver copies the parameter before it returns.
@@ -162,11 +162,11 @@ impl Kernel {
                 ptr::null_mut(),
             )
         };
-        Code::from(code).ok("cuLaunchKernel", cuda)
+        CallResult::from(code).ok("cuLaunchKernel", cuda)
     }
 
     /// Make a graph of so many launches, one after the other.
-    fn graph(&self, cuda: &Cuda, launches: u64) -> Result<usize> {
+    fn graph(&self, cuda: &CudaLibrary, launches: u64) -> Result<usize> {
         let (mut graph, mut executable) = (0_usize, 0_usize);
         call!(cuda, "cuGraphCreate"(&raw mut graph => *mut usize, 0 => c_uint))?;
         let mut rounds = self.rounds;
@@ -195,10 +195,17 @@ impl Kernel {
     }
 
     /// Launch so many kernels, wait for them, and begin again. Count what ended in the time `length` that begins after `warm_up`.
-    pub(crate) fn work(&self, cuda: &Cuda, mode: Mode, at_once: u64, warm_up: Duration, length: Duration) -> Result<Value> {
+    pub(crate) fn work(
+        &self,
+        cuda: &CudaLibrary,
+        mode: WorkMode,
+        at_once: u64,
+        warm_up: Duration,
+        length: Duration,
+    ) -> Result<Value> {
         let graph = match mode {
-            Mode::Kernels => None,
-            Mode::Graph => Some(self.graph(cuda, at_once)?),
+            WorkMode::Kernels => None,
+            WorkMode::Graph => Some(self.graph(cuda, at_once)?),
         };
         let began = Instant::now();
         let (mut launches, mut from) = (0_u64, None);
@@ -227,7 +234,7 @@ impl Kernel {
     }
 
     /// Keep the GPU busy for a part of each period, and idle for the rest.
-    pub(crate) fn pulse(&self, cuda: &Cuda, busy: Duration, period: Duration, length: Duration) -> Result<Value> {
+    pub(crate) fn pulse(&self, cuda: &CudaLibrary, busy: Duration, period: Duration, length: Duration) -> Result<Value> {
         let began = Instant::now();
         let mut launches = 0_u64;
         while began.elapsed() < length {
@@ -243,9 +250,9 @@ impl Kernel {
     }
 
     /// Time launches of a kernel that does nothing.
-    pub(crate) fn cost(cuda: &Cuda, count: u64) -> Result<Value> {
+    pub(crate) fn cost(cuda: &CudaLibrary, count: u64) -> Result<Value> {
         const AT_ONCE: u64 = 100;
-        let kernel = Kernel::load(cuda, 0, 0)?;
+        let kernel = LoadedKernel::load(cuda, 0, 0)?;
         let (mut launching, mut launches) = (Duration::ZERO, 0_u64);
         kernel.launch(cuda)?;
         synchronize(cuda)?;
@@ -263,17 +270,17 @@ impl Kernel {
 }
 
 /// Wait for all work of the context.
-pub(crate) fn synchronize(cuda: &Cuda) -> Result<()> {
+pub(crate) fn synchronize(cuda: &CudaLibrary) -> Result<()> {
     call!(cuda, "cuCtxSynchronize"())
 }
 
-impl std::str::FromStr for Mode {
+impl std::str::FromStr for WorkMode {
     type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> Result<Mode> {
+    fn from_str(text: &str) -> Result<WorkMode> {
         match text {
-            "kernels" => Ok(Mode::Kernels),
-            "graph" => Ok(Mode::Graph),
+            "kernels" => Ok(WorkMode::Kernels),
+            "graph" => Ok(WorkMode::Graph),
             _ => bail!("{text} is neither kernels nor graph"),
         }
     }

@@ -7,7 +7,7 @@ use std::ptr;
 
 use anyhow::{Result, bail};
 
-use crate::cuda::{Code, Cuda, call, function};
+use crate::cuda::{CallResult, CudaLibrary, call, function};
 use crate::kernel::synchronize;
 
 /// CU_MEM_LOCATION_TYPE_DEVICE and CU_MEM_ALLOCATION_TYPE_PINNED.
@@ -22,7 +22,7 @@ const ROW: u64 = 16384;
 
 /// `CUmemAllocationProp` of cuda.h.
 #[repr(C)]
-struct AllocationProp {
+struct MemAllocationProp {
     kind: c_int,
     handle_types: c_int,
     location: [c_int; 2],
@@ -41,7 +41,7 @@ struct ArrayDescriptor {
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS_v1` of cuda.h, with its `CUmemPoolProps_v1`.
 #[repr(C)]
-struct AllocationNode {
+struct AllocNodeParams {
     kind: c_int,
     handle_types: c_int,
     location: [c_int; 2],
@@ -55,14 +55,14 @@ struct AllocationNode {
     pointer: u64,
 }
 
-const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<ArrayDescriptor>() == 24);
-const _: () = assert!(size_of::<AllocationNode>() == 120 && std::mem::offset_of!(AllocationNode, bytes) == 104);
+const _: () = assert!(size_of::<MemAllocationProp>() == 32 && size_of::<ArrayDescriptor>() == 24);
+const _: () = assert!(size_of::<AllocNodeParams>() == 120 && std::mem::offset_of!(AllocNodeParams, bytes) == 104);
 
 /// The names of the kinds.
 pub(crate) const KINDS: [&str; 7] = ["linear", "pitch", "managed", "vmm", "pool", "array", "graph"];
 
 /// Allocate memory of a kind, and keep it until the process ends.
-pub(crate) fn allocate(cuda: &Cuda, kind: &str, mib: u64) -> Result<()> {
+pub(crate) fn allocate(cuda: &CudaLibrary, kind: &str, mib: u64) -> Result<()> {
     let bytes = mib << 20;
     let mut pointer = 0_u64;
     // The places for results are valid in all calls, and structures have cuda.h's layout.
@@ -75,14 +75,14 @@ pub(crate) fn allocate(cuda: &Cuda, kind: &str, mib: u64) -> Result<()> {
         }
         "managed" => call!(cuda, "cuMemAllocManaged"(&raw mut pointer => *mut u64, bytes => u64, GLOBAL => c_uint)),
         "vmm" => {
-            let prop = AllocationProp {
+            let prop = MemAllocationProp {
                 kind: PINNED,
                 handle_types: 0,
                 location: [ON_DEVICE, 0],
                 win32: 0,
                 flags: [0; 8],
             };
-            call!(cuda, "cuMemCreate"(&raw mut pointer => *mut u64, bytes => u64, &raw const prop => *const AllocationProp, 0 => u64))
+            call!(cuda, "cuMemCreate"(&raw mut pointer => *mut u64, bytes => u64, &raw const prop => *const MemAllocationProp, 0 => u64))
         }
         "pool" => {
             call!(cuda, "cuMemAllocAsync"(&raw mut pointer => *mut u64, bytes => u64, 0 => usize))?;
@@ -99,7 +99,7 @@ pub(crate) fn allocate(cuda: &Cuda, kind: &str, mib: u64) -> Result<()> {
             call!(cuda, "cuArrayCreate_v2"(&raw mut array => *mut usize, &raw const descriptor => *const ArrayDescriptor))
         }
         "graph" => {
-            let mut node = AllocationNode {
+            let mut node = AllocNodeParams {
                 kind: PINNED,
                 handle_types: 0,
                 location: [ON_DEVICE, 0],
@@ -115,7 +115,7 @@ pub(crate) fn allocate(cuda: &Cuda, kind: &str, mib: u64) -> Result<()> {
             let (mut graph, mut added, mut executable) = (0_usize, 0_usize, 0_usize);
             call!(cuda, "cuGraphCreate"(&raw mut graph => *mut usize, 0 => c_uint))?;
             call!(cuda, "cuGraphAddMemAllocNode"(&raw mut added => *mut usize, graph => usize, ptr::null() => *const usize, 0 => usize,
-                &raw mut node => *mut AllocationNode))?;
+                &raw mut node => *mut AllocNodeParams))?;
             // CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH is not set: the graph is launched once.
             call!(cuda, "cuGraphInstantiateWithFlags"(&raw mut executable => *mut usize, graph => usize, 0 => u64))?;
             call!(cuda, "cuGraphLaunch"(executable => usize, 0 => usize))?;
@@ -126,15 +126,15 @@ pub(crate) fn allocate(cuda: &Cuda, kind: &str, mib: u64) -> Result<()> {
 }
 
 /// Allocate and free so many times. Return nanoseconds for each pair.
-pub(crate) fn pairs(cuda: &Cuda, count: u32, bytes: u64) -> Result<u64> {
+pub(crate) fn pairs(cuda: &CudaLibrary, count: u32, bytes: u64) -> Result<u64> {
     let allocate = function!(cuda, "cuMemAlloc_v2"(*mut u64, u64))?;
     let free = function!(cuda, "cuMemFree_v2"(u64))?;
     let pair = || {
         let mut pointer = 0_u64;
         // SAFETY: the place for the result is valid.
-        Code::from(unsafe { allocate(&raw mut pointer, bytes) }).ok("cuMemAlloc", cuda)?;
+        CallResult::from(unsafe { allocate(&raw mut pointer, bytes) }).ok("cuMemAlloc", cuda)?;
         // SAFETY: it was just allocated, and is not used.
-        Code::from(unsafe { free(pointer) }).ok("cuMemFree", cuda)
+        CallResult::from(unsafe { free(pointer) }).ok("cuMemFree", cuda)
     };
     pair()?;
     let began = std::time::Instant::now();
@@ -143,7 +143,7 @@ pub(crate) fn pairs(cuda: &Cuda, count: u32, bytes: u64) -> Result<u64> {
 }
 
 /// Free linear memory.
-pub(crate) fn free(cuda: &Cuda, pointer: u64) -> Result<()> {
+pub(crate) fn free(cuda: &CudaLibrary, pointer: u64) -> Result<()> {
     // The caller has allocated it, and forgets it.
     call!(cuda, "cuMemFree_v2"(pointer => u64))
 }

@@ -38,9 +38,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nvml_wrapper::Nvml;
 use serde_json::{Value, json};
 
-use self::attack::Attack;
-use self::cuda::{Code, Cuda};
-use self::kernel::Kernel;
+use self::attack::RunningAttack;
+use self::cuda::{CallResult, CudaLibrary};
+use self::kernel::LoadedKernel;
 
 const MIB: u64 = 1 << 20;
 /// The first piece of `fill`, in MiB.
@@ -77,16 +77,16 @@ fn run() -> Result<()> {
             continue;
         }
         let answer = match (words.as_slice(), &mut program) {
-            (["start"], program @ None) => program.insert(Program::start(&name)?).started()?,
+            (["start"], program @ None) => program.insert(ProgramState::start(&name)?).started()?,
             (["memory"], Some(program)) => program.memory()?,
             (["allocate", mib], Some(program)) => program.allocate(number(mib)?)?,
             (["fill"], Some(program)) => program.fill()?,
             (["pieces", bytes, count], Some(program)) => program.pieces(number(bytes)?, number(count)?)?,
             (["kind", name, mib], Some(program)) => program.kind(name, number(mib)?)?,
-            (["calibrate", ns], Some(program)) => json!({"rounds": Kernel::calibrate(&program.cuda, number(ns)?)?}),
+            (["calibrate", ns], Some(program)) => json!({"rounds": LoadedKernel::calibrate(&program.cuda, number(ns)?)?}),
             (["kernel", ns, rounds], Some(program)) => {
                 let rounds = u32::try_from(number(rounds)?)?;
-                program.kernel = Some(Kernel::load(&program.cuda, number(ns)?, rounds)?);
+                program.kernel = Some(LoadedKernel::load(&program.cuda, number(ns)?, rounds)?);
                 json!({})
             }
             (["work", mode, count, warm_up, length], Some(program)) => {
@@ -103,7 +103,7 @@ fn run() -> Result<()> {
                 let count = u32::try_from(number(count)?)?;
                 json!({"ns": kinds::pairs(&program.cuda, count, number(bytes)?)?})
             }
-            (["launches", count], Some(program)) => Kernel::cost(&program.cuda, number(count)?)?,
+            (["launches", count], Some(program)) => LoadedKernel::cost(&program.cuda, number(count)?)?,
             _ => bail!("the request {line:?} is unknown, or not possible now"),
         };
         writeln!(output, "{answer}").context("the answer cannot be written")?;
@@ -120,10 +120,10 @@ fn milliseconds(text: &str) -> Result<Duration> {
 }
 
 /// Answer a request about the files of the share; `None` if it is about something else.
-fn ask_attack(words: &[&str], attack: &mut Option<Attack>) -> Result<Option<Value>> {
+fn ask_attack(words: &[&str], attack: &mut Option<RunningAttack>) -> Result<Option<Value>> {
     let answer = match words {
         ["attack", name, size] if attack.is_none() => {
-            let (begun, standing) = Attack::begin(name, number(size)?)?;
+            let (begun, standing) = RunningAttack::begin(name, number(size)?)?;
             *attack = Some(begun);
             standing
         }
@@ -152,23 +152,23 @@ fn ask_nvml(words: &[&str], nvml: &mut Option<Nvml>) -> Result<Option<Value>> {
     Ok(Some(answer))
 }
 
-struct Program {
-    cuda: Cuda,
+struct ProgramState {
+    cuda: CudaLibrary,
     library: String,
     /// What was allocated, in MiB.
     allocated: u64,
-    kernel: Option<Kernel>,
+    kernel: Option<LoadedKernel>,
     /// How long `cuInit` and the context took.
     start: Duration,
 }
 
-impl Program {
-    fn start(library: &str) -> Result<Program> {
-        let cuda = Cuda::load(library)?;
+impl ProgramState {
+    fn start(library: &str) -> Result<ProgramState> {
+        let cuda = CudaLibrary::load(library)?;
         let began = Instant::now();
         cuda.init().ok("cuInit", &cuda)?;
         cuda.enter()?;
-        Ok(Program {
+        Ok(ProgramState {
             cuda,
             library: library.to_owned(),
             allocated: 0,
@@ -223,7 +223,7 @@ impl Program {
         }
     }
 
-    fn loaded(&self) -> Result<&Kernel> {
+    fn loaded(&self) -> Result<&LoadedKernel> {
         self.kernel.as_ref().context("no kernel was loaded")
     }
 
@@ -257,7 +257,7 @@ impl Program {
     }
 
     /// Allocate memory, and keep it.
-    fn take(&mut self, mib: u64) -> Code {
+    fn take(&mut self, mib: u64) -> CallResult {
         let (code, _) = self.cuda.allocate(mib.saturating_mul(MIB));
         if code.is_success() {
             self.allocated += mib;
@@ -265,7 +265,7 @@ impl Program {
         code
     }
 
-    fn error(&self, code: Code) -> Option<String> {
+    fn error(&self, code: CallResult) -> Option<String> {
         (!code.is_success()).then(|| self.cuda.name(code))
     }
 

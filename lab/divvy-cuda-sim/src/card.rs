@@ -7,7 +7,7 @@ pub(crate) const THREADS_PER_SM: u64 = 2048;
 
 /// One GPU, or one MIG device.
 #[derive(Debug, Clone)]
-pub(crate) struct Card {
+pub(crate) struct CudaCard {
     pub(crate) uuid: String,
     /// The UUID of the GPU, also for a MIG device.
     pub(crate) gpu_uuid: String,
@@ -22,7 +22,7 @@ pub(crate) struct Card {
     pub(crate) context: u64,
 }
 
-impl Card {
+impl CudaCard {
     /// Return the compute capability: 86 for 8.6.
     pub(crate) fn capability(&self) -> u32 {
         let (major, minor) = self.described.cc.split_once('.').unwrap_or_default();

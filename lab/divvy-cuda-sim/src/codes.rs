@@ -3,16 +3,16 @@
 use std::ffi::{CStr, c_int};
 
 /// A `CUresult`.
-pub(crate) type Code = c_int;
+pub(crate) type CuCode = c_int;
 
-pub(crate) const SUCCESS: Code = 0;
+pub(crate) const SUCCESS: CuCode = 0;
 
 macro_rules! codes {
     ($($name:tt = $code:literal, $symbol:literal, $text:literal;)*) => {
         $(codes!(@constant $name $code);)*
 
         /// Return the name and the description of a code.
-        pub(crate) fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
+        pub(crate) fn describe(code: CuCode) -> Option<(&'static CStr, &'static CStr)> {
             match code {
                 SUCCESS => Some((c"CUDA_SUCCESS", c"no error")),
                 $($code => Some(($symbol, $text)),)*
@@ -22,7 +22,7 @@ macro_rules! codes {
     };
     (@constant _ $code:literal) => {};
     (@constant $name:ident $code:literal) => {
-        pub(crate) const $name: Code = $code;
+        pub(crate) const $name: CuCode = $code;
     };
 }
 

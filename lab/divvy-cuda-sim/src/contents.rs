@@ -2,20 +2,20 @@
 
 use std::ptr::NonNull;
 
-use crate::driver::Driver;
-use crate::memory::{Kind, Mapping, Memory};
+use crate::driver::SimulatedDriver;
+use crate::memory::{AllocationKind, Mapping, ProcessMemory};
 use crate::vmm::Vmm;
 
 /// A range of addresses that belong together.
 #[derive(Debug, Clone, Copy)]
-struct Span {
+struct AddressSpan {
     start: u64,
     bytes: u64,
     /// What is there; `None` for zeros. It is valid as long as the allocation.
     data: Option<NonNull<u8>>,
 }
 
-impl Span {
+impl AddressSpan {
     /// Return a pointer to this many bytes at an address. `None` if they are not all inside, or were never written.
     fn at(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
         let offset = address.checked_sub(self.start)?;
@@ -27,11 +27,11 @@ impl Span {
 }
 
 /// Find the memory that contains an address. `write`: give it contents if it has none.
-fn span(memory: &mut Memory, vmm: &mut Vmm, address: u64, write: bool) -> Option<Span> {
+fn span(memory: &mut ProcessMemory, vmm: &mut Vmm, address: u64, write: bool) -> Option<AddressSpan> {
     let (start, bytes, contents) = match memory.containing_mut(address) {
         Some((start, allocation)) => match &allocation.kind {
-            Kind::Managed(mapping, _) | Kind::Host(mapping) => {
-                return Some(Span {
+            AllocationKind::Managed(mapping, _) | AllocationKind::Host(mapping) => {
+                return Some(AddressSpan {
                     start,
                     bytes: allocation.bytes,
                     data: Some(mapping.pointer()),
@@ -53,14 +53,14 @@ fn span(memory: &mut Memory, vmm: &mut Vmm, address: u64, write: bool) -> Option
     if write && contents.is_none() {
         *contents = Some(Mapping::new(bytes)?);
     }
-    Some(Span {
+    Some(AddressSpan {
         start,
         bytes,
         data: contents.as_ref().map(Mapping::pointer),
     })
 }
 
-impl Driver {
+impl SimulatedDriver {
     /// Return a pointer to memory that is written. `None` if this is not all in one allocation or mapping, or there is no main memory for it.
     pub(crate) fn writable(&mut self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
         span(&mut self.memory, &mut self.vmm, address, true)?.at(address, bytes)
@@ -84,16 +84,16 @@ impl Driver {
 /// The memory of the GPU as a kernel sees it.
 #[derive(Debug)]
 pub(crate) struct KernelMemory<'d> {
-    memory: &'d mut Memory,
+    memory: &'d mut ProcessMemory,
     vmm: &'d mut Vmm,
     /// The spans that were used last, because a search for each access takes too long.
-    last: [Span; 4],
+    last: [AddressSpan; 4],
     next: usize,
 }
 
 impl<'d> KernelMemory<'d> {
-    pub(crate) fn new(memory: &'d mut Memory, vmm: &'d mut Vmm) -> KernelMemory<'d> {
-        let none = Span {
+    pub(crate) fn new(memory: &'d mut ProcessMemory, vmm: &'d mut Vmm) -> KernelMemory<'d> {
+        let none = AddressSpan {
             start: 0,
             bytes: 0,
             data: None,
@@ -117,7 +117,7 @@ impl<'d> KernelMemory<'d> {
     }
 }
 
-impl divvy_ptx::Memory for KernelMemory<'_> {
+impl divvy_ptx::DeviceMemory for KernelMemory<'_> {
     fn load(&mut self, address: u64, to: &mut [u8]) -> Option<()> {
         let from = self.at(address, to.len() as u64)?;
         // SAFETY: this many bytes are there. They do not overlap `to`, which is the interpreter's own.

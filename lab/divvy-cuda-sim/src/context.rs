@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::from_mut;
 use std::sync::OnceLock;
 
-use crate::codes::{Code, INVALID_CONTEXT};
+use crate::codes::{CuCode, INVALID_CONTEXT};
 use crate::slab::{Slabs, pages};
 
 /// The key under which each thread has its stack of contexts, by handle. It is a key of pthread and not a `thread_local`, because glibc's loader makes no
@@ -13,7 +13,7 @@ static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
 
 /// A context that exists.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct DeviceContext {
     pub(crate) device: usize,
     pub(crate) flags: u32,
     /// What cuCtxGetApiVersion returns.
@@ -21,25 +21,25 @@ pub(crate) struct Context {
     /// The pages that its small allocations share.
     pub(crate) slabs: Slabs,
     /// What cuCtxSetLimit has set.
-    pub(crate) limits: Limits,
+    pub(crate) limits: ContextLimits,
     /// With what a kernel has failed. Each later call returns it, until the context is destroyed.
-    pub(crate) fault: Option<Code>,
+    pub(crate) fault: Option<CuCode>,
 }
 
 /// The limits that take memory: CU_LIMIT_STACK_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits(pub(crate) [u64; 3]);
+pub(crate) struct ContextLimits(pub(crate) [u64; 3]);
 
 /// What contexts are made with.
 const USUAL: [u64; 3] = [1 << 10, 1 << 20, 8 << 20];
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits(USUAL)
+impl Default for ContextLimits {
+    fn default() -> ContextLimits {
+        ContextLimits(USUAL)
     }
 }
 
-impl Limits {
+impl ContextLimits {
     /// Return what they take in addition to what each context has: a stack for each thread that can run at the same time.
     pub(crate) fn extra(self, threads: u64) -> u64 {
         let counts = [threads, 1, 1];
@@ -87,7 +87,7 @@ pub(crate) fn push(handle: usize) {
 }
 
 /// Make the context below the current one current.
-pub(crate) fn pop() -> Result<usize, Code> {
+pub(crate) fn pop() -> Result<usize, CuCode> {
     with_stack(Vec::pop).ok_or(INVALID_CONTEXT)
 }
 

@@ -1,16 +1,16 @@
 //! One GPU, and what this process holds of it.
 
-use divvy_gpu_sim::{Error, Ledger, Slot, directory};
+use divvy_gpu_sim::{GpuLedger, LedgerError, LedgerSlot, directory};
 
-use crate::card::Card;
-use crate::codes::{Code, OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN};
+use crate::card::CudaCard;
+use crate::codes::{CuCode, OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN};
 use crate::graph::GraphMemory;
 use crate::trace::complain;
 
 /// One GPU.
 #[derive(Debug)]
-pub(crate) struct Device {
-    pub(crate) card: Card,
+pub(crate) struct SimulatedDevice {
+    pub(crate) card: CudaCard,
     pub(crate) primary: Primary,
     /// The pool that cuDeviceSetMemPool has set.
     pub(crate) pool: Option<usize>,
@@ -20,7 +20,7 @@ pub(crate) struct Device {
     /// What this process holds.
     held: u64,
     /// This process's slot in the ledger, if the machine has a ledger and the process has used the GPU.
-    slot: Option<Slot>,
+    slot: Option<LedgerSlot>,
 }
 
 /// The primary context of a GPU. It exists while the handle is in the table of contexts.
@@ -33,9 +33,9 @@ pub(crate) struct Primary {
     pub(crate) flags: u32,
 }
 
-impl Device {
-    pub(crate) fn new(card: Card) -> Device {
-        Device {
+impl SimulatedDevice {
+    pub(crate) fn new(card: CudaCard) -> SimulatedDevice {
+        SimulatedDevice {
             card,
             primary: Primary::default(),
             pool: None,
@@ -47,17 +47,17 @@ impl Device {
     }
 
     /// Return the slot, or `None` if the machine has no ledger.
-    fn slot(&mut self) -> Result<Option<&mut Slot>, Code> {
+    fn slot(&mut self) -> Result<Option<&mut LedgerSlot>, CuCode> {
         if self.slot.is_none() {
             let Some(directory) = directory() else { return Ok(None) };
-            let slot = Ledger::open(&directory, &self.card.ledger).and_then(Ledger::claim);
+            let slot = GpuLedger::open(&directory, &self.card.ledger).and_then(GpuLedger::claim);
             self.slot = Some(slot.map_err(failed)?);
         }
         Ok(self.slot.as_mut())
     }
 
     /// Hold this much instead of what is held now.
-    fn hold(&mut self, bytes: u64) -> Result<(), Code> {
+    fn hold(&mut self, bytes: u64) -> Result<(), CuCode> {
         let (capacity, grows) = (self.card.capacity, bytes > self.held);
         let fits = match self.slot()? {
             Some(slot) => slot.hold(bytes, capacity).map_err(failed)?,
@@ -71,12 +71,12 @@ impl Device {
     }
 
     /// Take memory of the GPU.
-    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), CuCode> {
         self.hold(self.held.checked_add(bytes).ok_or(OUT_OF_MEMORY)?)
     }
 
     /// Give memory back.
-    pub(crate) fn give(&mut self, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn give(&mut self, bytes: u64) -> Result<(), CuCode> {
         let left = self.held.checked_sub(bytes).ok_or_else(|| {
             complain(&format!(
                 "a mistake of the simulation: {bytes} bytes are given back, but only {} are held",
@@ -88,7 +88,7 @@ impl Device {
     }
 
     /// Return the memory that no process holds.
-    pub(crate) fn free(&mut self) -> Result<u64, Code> {
+    pub(crate) fn free(&mut self) -> Result<u64, CuCode> {
         let (capacity, held) = (self.card.capacity, self.held);
         match self.slot()? {
             Some(slot) => slot.free(capacity).map_err(failed),
@@ -97,7 +97,7 @@ impl Device {
     }
 
     /// Run work of this length behind all other work. Return when it ends.
-    pub(crate) fn run(&mut self, from: u64, length: u64) -> Result<u64, Code> {
+    pub(crate) fn run(&mut self, from: u64, length: u64) -> Result<u64, CuCode> {
         if let Some(slot) = self.slot()? {
             return slot.run(from, length).map_err(failed);
         }
@@ -106,7 +106,7 @@ impl Device {
     }
 }
 
-fn failed(error: Error) -> Code {
+fn failed(error: LedgerError) -> CuCode {
     complain(&error.to_string());
     OPERATING_SYSTEM
 }

@@ -15,36 +15,36 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::codes::{
-    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, SUCCESS,
+    CONTEXT_IS_DESTROYED, CuCode, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, SUCCESS,
     UNKNOWN,
 };
-use crate::context::{Context, top};
-use crate::device::Device;
+use crate::context::{DeviceContext, top};
+use crate::device::SimulatedDevice;
 use crate::graph::Graphs;
-use crate::machine::Machine;
-use crate::memory::Memory;
+use crate::machine::CudaMachine;
+use crate::memory::ProcessMemory;
 use crate::objects::Objects;
 use crate::pool::Pools;
 use crate::share::Common;
 use crate::trace;
 use crate::vmm::Vmm;
-use crate::work::{Work, wait_until};
+use crate::work::{CudaWork, wait_until};
 
-static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+static DRIVER: Mutex<Option<SimulatedDriver>> = Mutex::new(None);
 /// The process that called cuInit. It is read before the lock is taken: another thread may have held the lock when this process was forked.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
 /// The driver of this process.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct SimulatedDriver {
     pub(crate) version: i32,
-    pub(crate) devices: Vec<Device>,
-    pub(crate) contexts: BTreeMap<usize, Context>,
-    pub(crate) memory: Memory,
+    pub(crate) devices: Vec<SimulatedDevice>,
+    pub(crate) contexts: BTreeMap<usize, DeviceContext>,
+    pub(crate) memory: ProcessMemory,
     pub(crate) vmm: Vmm,
     pub(crate) pools: Pools,
     pub(crate) graphs: Graphs,
-    pub(crate) work: Work,
+    pub(crate) work: CudaWork,
     pub(crate) objects: Objects,
     /// Memory that this process does not have any more, but others: its device, its size, and what tells when they have not.
     pub(crate) left: Vec<(usize, u64, Common)>,
@@ -52,7 +52,7 @@ pub(crate) struct Driver {
 }
 
 /// Run a symbol that needs no cuInit. A panic becomes CUDA_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
-pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
+pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), CuCode>) -> CuCode {
     if trace::hangs(name) {
         trace::log(name, NOT_READY);
         wait_until(u64::MAX);
@@ -67,16 +67,16 @@ pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), Code>) 
 }
 
 /// Run a symbol that needs cuInit.
-pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<(), Code>) -> Code {
+pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut SimulatedDriver) -> Result<(), CuCode>) -> CuCode {
     bare(name, || with(body))
 }
 
 /// Run a symbol that needs cuInit, and that waits until a time that it finds out. Other threads can use the driver meanwhile.
-pub(crate) fn wait(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<u64, Code>) -> Code {
+pub(crate) fn wait(name: &'static str, body: impl FnOnce(&mut SimulatedDriver) -> Result<u64, CuCode>) -> CuCode {
     bare(name, || with(body).map(wait_until))
 }
 
-fn with<T>(body: impl FnOnce(&mut Driver) -> Result<T, Code>) -> Result<T, Code> {
+fn with<T>(body: impl FnOnce(&mut SimulatedDriver) -> Result<T, CuCode>) -> Result<T, CuCode> {
     if OWNER.load(Ordering::Acquire) != std::process::id() {
         return Err(NOT_INITIALIZED);
     }
@@ -90,7 +90,7 @@ fn with<T>(body: impl FnOnce(&mut Driver) -> Result<T, Code>) -> Result<T, Code>
 }
 
 /// Handle cuInit. A child of a process that has called it cannot use CUDA before it calls exec, as with the real driver.
-pub(crate) fn init() -> Result<(), Code> {
+pub(crate) fn init() -> Result<(), CuCode> {
     let me = std::process::id();
     match OWNER.load(Ordering::Acquire) {
         0 => {}
@@ -99,44 +99,44 @@ pub(crate) fn init() -> Result<(), Code> {
     }
     let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
     if driver.is_none() {
-        let machine = Machine::load().map_err(|error| {
+        let machine = CudaMachine::load().map_err(|error| {
             trace::complain(&error.to_string());
             NO_DEVICE
         })?;
         if machine.cards.is_empty() {
             return Err(NO_DEVICE);
         }
-        *driver = Some(Driver::new(machine));
+        *driver = Some(SimulatedDriver::new(machine));
     }
     OWNER.store(me, Ordering::Release);
     Ok(())
 }
 
 /// Return the version of the driver, which programs may ask for without cuInit.
-pub(crate) fn version() -> Result<i32, Code> {
+pub(crate) fn version() -> Result<i32, CuCode> {
     if OWNER.load(Ordering::Acquire) == std::process::id() {
         let driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = driver.as_ref() {
             return Ok(driver.version);
         }
     }
-    Machine::load().map(|machine| machine.version).map_err(|error| {
+    CudaMachine::load().map(|machine| machine.version).map_err(|error| {
         trace::complain(&error.to_string());
         UNKNOWN
     })
 }
 
-impl Driver {
-    fn new(machine: Machine) -> Driver {
-        Driver {
+impl SimulatedDriver {
+    fn new(machine: CudaMachine) -> SimulatedDriver {
+        SimulatedDriver {
             version: machine.version,
-            devices: machine.cards.into_iter().map(Device::new).collect(),
+            devices: machine.cards.into_iter().map(SimulatedDevice::new).collect(),
             contexts: BTreeMap::new(),
-            memory: Memory::default(),
+            memory: ProcessMemory::default(),
             vmm: Vmm::default(),
             pools: Pools::default(),
             graphs: Graphs::default(),
-            work: Work::default(),
+            work: CudaWork::default(),
             objects: Objects::default(),
             left: Vec::new(),
             last_handle: 0x1000,
@@ -150,29 +150,29 @@ impl Driver {
     }
 
     /// Return the index of a device.
-    pub(crate) fn device(&self, device: i32) -> Result<usize, Code> {
+    pub(crate) fn device(&self, device: i32) -> Result<usize, CuCode> {
         let index = usize::try_from(device).ok();
         index.filter(|index| *index < self.devices.len()).ok_or(INVALID_DEVICE)
     }
 
     /// Return the handle of this thread's current context.
-    pub(crate) fn current(&self) -> Result<usize, Code> {
+    pub(crate) fn current(&self) -> Result<usize, CuCode> {
         let handle = top().ok_or(INVALID_CONTEXT)?;
         match self.contexts.get(&handle) {
-            Some(Context { fault: Some(code), .. }) => Err(*code),
+            Some(DeviceContext { fault: Some(code), .. }) => Err(*code),
             Some(_) => Ok(handle),
             None => Err(CONTEXT_IS_DESTROYED),
         }
     }
 
     /// Return the device of this thread's current context.
-    pub(crate) fn current_device(&self) -> Result<usize, Code> {
+    pub(crate) fn current_device(&self) -> Result<usize, CuCode> {
         let handle = self.current()?;
         Ok(self.contexts[&handle].device)
     }
 
     /// Take memory of a device. If it has too little, its pools give back what they do not use.
-    pub(crate) fn take(&mut self, device: usize, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn take(&mut self, device: usize, bytes: u64) -> Result<(), CuCode> {
         match self.devices[device].take(bytes) {
             Err(OUT_OF_MEMORY) if self.squeeze_pools(device)? => self.devices[device].take(bytes),
             taken => taken,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The graphs of this process, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
-    pub(crate) graphs: BTreeMap<usize, Vec<Node>>,
+    pub(crate) graphs: BTreeMap<usize, Vec<GraphNode>>,
     pub(crate) executables: BTreeMap<usize, Executable>,
     /// The addresses of all nodes that allocate.
     pub(crate) addresses: BTreeSet<u64>,
@@ -14,14 +14,14 @@ pub(crate) struct Graphs {
 /// A graph that can be launched.
 #[derive(Debug, Clone)]
 pub(crate) struct Executable {
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<GraphNode>,
     /// Whether a launch frees what the launch before has left (CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).
     pub(crate) frees: bool,
 }
 
 /// A node. The simulation runs nodes in the order in which they were added.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Node {
+pub(crate) enum GraphNode {
     Allocate { device: usize, address: u64, bytes: u64 },
     Free { address: u64 },
     Kernel { length: u64 },

@@ -4,7 +4,7 @@ use crate::names::TABLE;
 
 /// What a search for a function found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum FoundSymbol {
     /// The function is this symbol.
     Symbol(&'static str),
     /// The driver has no such function.
@@ -14,7 +14,7 @@ pub(crate) enum Found {
 }
 
 /// Find the function that a program of this CUDA version means.
-pub(crate) fn find(function: &str, program: i32, driver: i32, per_thread: bool) -> Found {
+pub(crate) fn find(function: &str, program: i32, driver: i32, per_thread: bool) -> FoundSymbol {
     let all = || TABLE.iter().filter(|(name, since, ..)| *name == function && *since <= driver);
     let newest = |thread: bool| {
         all()
@@ -23,8 +23,8 @@ pub(crate) fn find(function: &str, program: i32, driver: i32, per_thread: bool) 
     };
     let twin = per_thread.then(|| newest(true)).flatten();
     match twin.or_else(|| newest(false)) {
-        Some((_, _, symbol, _)) => Found::Symbol(symbol),
-        None if all().next().is_some() => Found::TooNew,
-        None => Found::Unknown,
+        Some((_, _, symbol, _)) => FoundSymbol::Symbol(symbol),
+        None if all().next().is_some() => FoundSymbol::TooNew,
+        None => FoundSymbol::Unknown,
     }
 }

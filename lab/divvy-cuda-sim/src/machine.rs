@@ -8,31 +8,31 @@ use divvy_gpu_sim::{cuda_version, parse_version};
 use divvy_model::machine::{MachineGpu, MachineMig, MachineNode};
 use divvy_model::{MiB, MigParts};
 
-use crate::card::Card;
-use crate::visible::{Gpu, visible};
+use crate::card::CudaCard;
+use crate::visible::{VisibleGpu, visible};
 
 /// What a context takes if the description does not say: the order of magnitude of a data center GPU.
 const CONTEXT_MIB: u64 = 300;
 
 /// The node of the description that this process runs on.
 #[derive(Debug)]
-pub(crate) struct Machine {
+pub(crate) struct CudaMachine {
     pub(crate) version: i32,
     /// What this process can use.
-    pub(crate) cards: Vec<Card>,
+    pub(crate) cards: Vec<CudaCard>,
 }
 
-impl Machine {
+impl CudaMachine {
     /// Read what the environment describes.
-    pub(crate) fn load() -> Result<Machine, DescriptionError> {
+    pub(crate) fn load() -> Result<CudaMachine, DescriptionError> {
         let node = node()?;
         let version = version_of(&node)?;
-        let gpus: Vec<Gpu> = (0..node.gpus.len())
+        let gpus: Vec<VisibleGpu> = (0..node.gpus.len())
             .map(|index| gpu(&node, index))
             .collect::<Result<_, _>>()?;
         // What is not UTF-8 names no GPU.
         let wanted = env::var_os("CUDA_VISIBLE_DEVICES").map(|list| list.to_string_lossy().into_owned());
-        Ok(Machine {
+        Ok(CudaMachine {
             version,
             cards: visible(&gpus, wanted.as_deref()),
         })
@@ -57,11 +57,11 @@ fn node() -> Result<MachineNode, DescriptionError> {
 }
 
 /// Return a GPU, or what it is divided into.
-fn gpu(node: &MachineNode, index: usize) -> Result<Gpu, DescriptionError> {
+fn gpu(node: &MachineNode, index: usize) -> Result<VisibleGpu, DescriptionError> {
     let (uuid, described) = (node.gpu_uuid(index), &node.gpus[index]);
     let card = |uuid: &str, ledger: String, described: MachineGpu| {
         let others: u64 = described.processes.iter().map(|process| process.used_mib).sum();
-        Card {
+        CudaCard {
             uuid: uuid.to_owned(),
             gpu_uuid: node.gpu_uuid(index),
             ledger,
@@ -87,7 +87,7 @@ fn gpu(node: &MachineNode, index: usize) -> Result<Gpu, DescriptionError> {
             parts.iter().enumerate().map(one).collect::<Result<_, _>>()?
         }
     };
-    Ok(Gpu {
+    Ok(VisibleGpu {
         uuid,
         is_divided: described.mig.is_some(),
         cards,

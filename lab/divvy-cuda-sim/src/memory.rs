@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::codes::{CuCode, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::share::Common;
 
 /// Where the addresses of device memory begin, as with the real driver.
@@ -18,30 +18,30 @@ const PITCH: u64 = 512;
 
 /// The allocations of this process.
 #[derive(Debug)]
-pub(crate) struct Memory {
-    pub(crate) allocations: BTreeMap<u64, Allocation>,
+pub(crate) struct ProcessMemory {
+    pub(crate) allocations: BTreeMap<u64, MemoryAllocation>,
     next_address: u64,
     next_low_address: u64,
 }
 
 /// An allocation.
 #[derive(Debug)]
-pub(crate) struct Allocation {
+pub(crate) struct MemoryAllocation {
     pub(crate) device: usize,
     /// The context with which it ends; `None` if it does not.
     pub(crate) context: Option<usize>,
     /// The size that was asked for.
     pub(crate) bytes: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AllocationKind,
     /// If other processes may have it, too.
     pub(crate) common: Option<Common>,
     /// What is in it, since something was first written there.
     pub(crate) contents: Option<Mapping>,
 }
 
-impl Allocation {
-    pub(crate) fn new(device: usize, context: Option<usize>, bytes: u64, kind: Kind) -> Allocation {
-        Allocation {
+impl MemoryAllocation {
+    pub(crate) fn new(device: usize, context: Option<usize>, bytes: u64, kind: AllocationKind) -> MemoryAllocation {
+        MemoryAllocation {
             device,
             context,
             bytes,
@@ -54,7 +54,7 @@ impl Allocation {
 
 /// What an allocation takes of the GPU.
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum AllocationKind {
     /// Pages of its own: how many bytes.
     Pages(u64),
     /// A part of a page that it shares.
@@ -71,9 +71,9 @@ pub(crate) enum Kind {
     Host(Mapping),
 }
 
-impl Default for Memory {
-    fn default() -> Memory {
-        Memory {
+impl Default for ProcessMemory {
+    fn default() -> ProcessMemory {
+        ProcessMemory {
             allocations: BTreeMap::new(),
             next_address: FIRST_ADDRESS,
             next_low_address: FIRST_LOW_ADDRESS,
@@ -81,9 +81,9 @@ impl Default for Memory {
     }
 }
 
-impl Memory {
+impl ProcessMemory {
     /// Reserve addresses for whole pages. They are never used again, so that a pointer that was freed stays unknown.
-    pub(crate) fn addresses(&mut self, bytes: u64, align: u64) -> Result<u64, Code> {
+    pub(crate) fn addresses(&mut self, bytes: u64, align: u64) -> Result<u64, CuCode> {
         let address = self.next_address.checked_next_multiple_of(align).ok_or(OUT_OF_MEMORY)?;
         // The addresses of a 64-bit program have 47 bits.
         let next = address
@@ -95,7 +95,7 @@ impl Memory {
     }
 
     /// Reserve addresses below 4 GiB for whole pages.
-    pub(crate) fn low_addresses(&mut self, bytes: u64) -> Result<u64, Code> {
+    pub(crate) fn low_addresses(&mut self, bytes: u64) -> Result<u64, CuCode> {
         let address = self.next_low_address;
         let next = address.checked_add(bytes).filter(|next| *next <= u64::from(u32::MAX));
         self.next_low_address = next.ok_or(OUT_OF_MEMORY)?;
@@ -103,13 +103,13 @@ impl Memory {
     }
 
     /// Return the allocation that contains the address, with its beginning.
-    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Allocation)> {
+    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &MemoryAllocation)> {
         let (start, allocation) = self.allocations.range(..=address).next_back()?;
         (address - start < allocation.bytes).then_some((*start, allocation))
     }
 
     /// Return the same, to change it.
-    pub(crate) fn containing_mut(&mut self, address: u64) -> Option<(u64, &mut Allocation)> {
+    pub(crate) fn containing_mut(&mut self, address: u64) -> Option<(u64, &mut MemoryAllocation)> {
         let (start, allocation) = self.allocations.range_mut(..=address).next_back()?;
         (address - start < allocation.bytes).then_some((*start, allocation))
     }
@@ -121,15 +121,19 @@ impl Memory {
             .extract_if(.., |_, allocation| allocation.context == Some(handle));
         ended
             .filter_map(|(_, allocation)| match allocation.kind {
-                Kind::Pages(bytes) | Kind::Managed(_, bytes) => Some((bytes, allocation.common)),
-                Kind::Small | Kind::Pool(_) | Kind::Graph | Kind::Borrowed | Kind::Host(_) => None,
+                AllocationKind::Pages(bytes) | AllocationKind::Managed(_, bytes) => Some((bytes, allocation.common)),
+                AllocationKind::Small
+                | AllocationKind::Pool(_)
+                | AllocationKind::Graph
+                | AllocationKind::Borrowed
+                | AllocationKind::Host(_) => None,
             })
             .collect()
     }
 }
 
 /// Return the distance of two rows of this width.
-pub(crate) fn rows(width: u64, height: u64, element: u32) -> Result<u64, Code> {
+pub(crate) fn rows(width: u64, height: u64, element: u32) -> Result<u64, CuCode> {
     if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
         return Err(INVALID_VALUE);
     }

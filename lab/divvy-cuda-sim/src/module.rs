@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use divvy_ptx::{Code as Found, Kernel, Module};
+use divvy_ptx::{EntryCode as Found, Kernel, Module};
 
-use crate::codes::{Code, INVALID_PTX, NOT_FOUND};
+use crate::codes::{CuCode, INVALID_PTX, NOT_FOUND};
 
 /// A module that is loaded.
 #[derive(Debug, Clone)]
-pub(crate) enum Loaded {
+pub(crate) enum LoadedModule {
     /// PTX, which is executed.
     Ptx(Arc<Module>),
     /// Other code, which is not read: it has each function, and a launch only takes time.
@@ -17,7 +17,7 @@ pub(crate) enum Loaded {
 
 /// A function of a module.
 #[derive(Debug, Clone)]
-pub(crate) struct Function {
+pub(crate) struct ModuleFunction {
     pub(crate) name: Arc<str>,
     /// How long a launch takes, in nanoseconds, in addition to what the code does.
     pub(crate) length: u64,
@@ -31,9 +31,9 @@ fn is_read() -> bool {
 }
 
 /// Compile PTX as a driver of this CUDA version does for a GPU of this compute capability. An error has the text of the compiler's log.
-pub(crate) fn compile(text: &str, cuda: i32, gpu: u32) -> Result<Loaded, (Code, String)> {
+pub(crate) fn compile(text: &str, cuda: i32, gpu: u32) -> Result<LoadedModule, (CuCode, String)> {
     if !is_read() {
-        return Ok(Loaded::Unread);
+        return Ok(LoadedModule::Unread);
     }
     // A kernel whose name says how long it takes is not executed.
     let module = Module::parse(text, |name| named_length(name).is_some()).map_err(|error| {
@@ -46,22 +46,22 @@ pub(crate) fn compile(text: &str, cuda: i32, gpu: u32) -> Result<Loaded, (Code, 
         )
     })?;
     match module.check(cuda, gpu) {
-        Ok(()) => Ok(Loaded::Ptx(Arc::new(module))),
+        Ok(()) => Ok(LoadedModule::Ptx(Arc::new(module))),
         Err(refusal) => Err((refusal.code(), format!("ptxas fatal : {refusal}"))),
     }
 }
 
-impl Loaded {
+impl LoadedModule {
     /// Find a function.
-    pub(crate) fn function(&self, name: &str) -> Result<Function, Code> {
+    pub(crate) fn function(&self, name: &str) -> Result<ModuleFunction, CuCode> {
         let kernel = match self {
-            Loaded::Unread => None,
-            Loaded::Ptx(module) => match module.entries.get(name).ok_or(NOT_FOUND)? {
+            LoadedModule::Unread => None,
+            LoadedModule::Ptx(module) => match module.entries.get(name).ok_or(NOT_FOUND)? {
                 Found::Kernel(kernel) => Some(Arc::clone(kernel)),
                 Found::Unread => None,
             },
         };
-        Ok(Function {
+        Ok(ModuleFunction {
             name: name.into(),
             length: length_of(name),
             kernel,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::codes::{CuCode, INVALID_VALUE, OUT_OF_MEMORY};
 
 /// The objects of this process, by handle.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Objects {
 
 /// The shape of an array (`CUDA_ARRAY3D_DESCRIPTOR`).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct SimArrayShape {
     pub(crate) width: u64,
     pub(crate) height: u64,
     pub(crate) depth: u64,
@@ -31,9 +31,9 @@ pub(crate) struct Shape {
 /// CUDA_ARRAY3D_SPARSE and CUDA_ARRAY3D_DEFERRED_MAPPING: the program brings the memory.
 pub(crate) const WITHOUT_MEMORY: u32 = 0x40 | 0x80;
 
-impl Shape {
+impl SimArrayShape {
     /// Return the size of an element in bytes (`CUarray_format`). Formats of video and of compressed textures are not simulated.
-    fn element(self) -> Result<u64, Code> {
+    fn element(self) -> Result<u64, CuCode> {
         let bytes = match self.format {
             // UNSIGNED_INT8, SIGNED_INT8
             0x01 | 0x08 => 1,
@@ -50,7 +50,7 @@ impl Shape {
     }
 
     /// Return the size in bytes of the array, with this many levels of which each has half the edges of the one before.
-    pub(crate) fn bytes(self, levels: u32) -> Result<u64, Code> {
+    pub(crate) fn bytes(self, levels: u32) -> Result<u64, CuCode> {
         let element = self.element()?;
         let longest = self.width.max(self.height).max(self.depth);
         if self.width == 0 || levels == 0 || levels > u64::BITS - longest.leading_zeros() {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_size_of_an_array_is_that_of_its_elements_and_levels() {
-        let shape = |width, height, depth, format, channels| Shape {
+        let shape = |width, height, depth, format, channels| SimArrayShape {
             width,
             height,
             depth,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::codes::{Code, INVALID_VALUE};
+use crate::codes::{CuCode, INVALID_VALUE};
 
 /// How much a pool reserves at once, if the GPU has it.
 pub(crate) const CHUNK: u64 = 32 << 20;
@@ -40,7 +40,7 @@ pub(crate) struct Pool {
 
 /// The attributes of pools that are numbers of bytes (`CUmemPool_attribute`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bytes {
+pub(crate) enum PoolAttribute {
     Threshold,
     Reserved,
     ReservedHigh,
@@ -48,14 +48,14 @@ pub(crate) enum Bytes {
     UsedHigh,
 }
 
-impl Bytes {
-    pub(crate) fn of(attribute: i32) -> Option<Bytes> {
+impl PoolAttribute {
+    pub(crate) fn of(attribute: i32) -> Option<PoolAttribute> {
         Some(match attribute {
-            4 => Bytes::Threshold,
-            5 => Bytes::Reserved,
-            6 => Bytes::ReservedHigh,
-            7 => Bytes::Used,
-            8 => Bytes::UsedHigh,
+            4 => PoolAttribute::Threshold,
+            5 => PoolAttribute::Reserved,
+            6 => PoolAttribute::ReservedHigh,
+            7 => PoolAttribute::Used,
+            8 => PoolAttribute::UsedHigh,
             _ => return None,
         })
     }
@@ -79,22 +79,22 @@ impl Pool {
         }
     }
 
-    pub(crate) fn get(&self, attribute: Bytes) -> u64 {
+    pub(crate) fn get(&self, attribute: PoolAttribute) -> u64 {
         match attribute {
-            Bytes::Threshold => self.threshold,
-            Bytes::Reserved => self.reserved,
-            Bytes::ReservedHigh => self.reserved_high,
-            Bytes::Used => self.used,
-            Bytes::UsedHigh => self.used_high,
+            PoolAttribute::Threshold => self.threshold,
+            PoolAttribute::Reserved => self.reserved,
+            PoolAttribute::ReservedHigh => self.reserved_high,
+            PoolAttribute::Used => self.used,
+            PoolAttribute::UsedHigh => self.used_high,
         }
     }
 
     /// Set an attribute. The high marks can only be reset to zero (cuda.h).
-    pub(crate) fn set(&mut self, attribute: Bytes, value: u64) -> Result<(), Code> {
+    pub(crate) fn set(&mut self, attribute: PoolAttribute, value: u64) -> Result<(), CuCode> {
         match (attribute, value) {
-            (Bytes::Threshold, value) => self.threshold = value,
-            (Bytes::ReservedHigh, 0) => self.reserved_high = self.reserved,
-            (Bytes::UsedHigh, 0) => self.used_high = self.used,
+            (PoolAttribute::Threshold, value) => self.threshold = value,
+            (PoolAttribute::ReservedHigh, 0) => self.reserved_high = self.reserved,
+            (PoolAttribute::UsedHigh, 0) => self.used_high = self.used,
             _ => return Err(INVALID_VALUE),
         }
         Ok(())

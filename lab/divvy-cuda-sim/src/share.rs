@@ -13,7 +13,7 @@ use divvy_gpu_sim::directory;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::codes::{Code, INVALID_VALUE, OPERATING_SYSTEM};
+use crate::codes::{CuCode, INVALID_VALUE, OPERATING_SYSTEM};
 
 /// What is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ const LENGTH: usize = 64;
 
 /// Shared memory: what it is, who shares it, its GPU, and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub(crate) struct SharedMemory {
     pub(crate) thing: Thing,
     pub(crate) pid: u32,
     pub(crate) gpu: [u8; 16],
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Common {
     file: File,
-    shared: Shared,
+    shared: SharedMemory,
     /// Whether this process has it in its ledger.
     pub(crate) pays: bool,
     /// How often the program has opened it.
@@ -56,7 +56,7 @@ const PAID: i64 = 1;
 
 impl Common {
     /// Begin to share memory of this process.
-    pub(crate) fn begin(mut shared: Shared) -> Result<Common, Code> {
+    pub(crate) fn begin(mut shared: SharedMemory) -> Result<Common, CuCode> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let mut file = match directory() {
             Some(directory) => {
@@ -73,7 +73,7 @@ impl Common {
     }
 
     /// Have memory that another process shares. `None` if its file has no name.
-    pub(crate) fn named(shared: Shared) -> Result<Option<Common>, Code> {
+    pub(crate) fn named(shared: SharedMemory) -> Result<Option<Common>, CuCode> {
         let Some(directory) = directory().filter(|_| shared.number != 0) else {
             return Ok(None);
         };
@@ -81,7 +81,7 @@ impl Common {
         Common::of(file, shared).map(Some)
     }
 
-    fn of(file: File, shared: Shared) -> Result<Common, Code> {
+    fn of(file: File, shared: SharedMemory) -> Result<Common, CuCode> {
         lock(&file, libc::F_RDLCK, HELD).map_err(|_| OPERATING_SYSTEM)?;
         let pays = lock(&file, libc::F_WRLCK, PAID).is_ok();
         Ok(Common {
@@ -92,11 +92,11 @@ impl Common {
         })
     }
 
-    pub(crate) fn is(&self, shared: &Shared) -> bool {
+    pub(crate) fn is(&self, shared: &SharedMemory) -> bool {
         shared.number != 0 && (self.shared.pid, self.shared.number) == (shared.pid, shared.number)
     }
 
-    pub(crate) fn shared(&self) -> Shared {
+    pub(crate) fn shared(&self) -> SharedMemory {
         self.shared
     }
 
@@ -120,14 +120,14 @@ impl Common {
     }
 
     /// Return a descriptor, which the program owns.
-    pub(crate) fn descriptor(&self) -> Result<RawFd, Code> {
+    pub(crate) fn descriptor(&self) -> Result<RawFd, CuCode> {
         let file = open(Path::new(&format!("/proc/self/fd/{}", self.file.as_raw_fd()))).map_err(|_| OPERATING_SYSTEM)?;
         lock(&file, libc::F_RDLCK, HELD).map_err(|_| OPERATING_SYSTEM)?;
         Ok(file.into_raw_fd())
     }
 
     /// Have what a descriptor names, which the program keeps.
-    pub(crate) fn of_descriptor(descriptor: usize, thing: Thing) -> Result<Common, Code> {
+    pub(crate) fn of_descriptor(descriptor: usize, thing: Thing) -> Result<Common, CuCode> {
         // Opening it again needs no trust in the number, and reads from the beginning.
         let mut file = open(Path::new(&format!("/proc/self/fd/{descriptor}"))).map_err(|_| INVALID_VALUE)?;
         if !file
@@ -139,7 +139,7 @@ impl Common {
         let mut bytes = [0; LENGTH];
         file.read_exact(&mut bytes).map_err(|_| INVALID_VALUE)?;
         file.rewind().map_err(|_| INVALID_VALUE)?;
-        Common::of(file, Shared::decode(&bytes, thing)?)
+        Common::of(file, SharedMemory::decode(&bytes, thing)?)
     }
 }
 
@@ -162,7 +162,7 @@ fn byte(kind: i32, at: i64) -> libc::flock {
     }
 }
 
-impl Shared {
+impl SharedMemory {
     /// Write as 64 bytes.
     pub(crate) fn encode(self) -> [u8; LENGTH] {
         let gpu = u128::from_be_bytes(self.gpu).to_be_bytes();
@@ -175,14 +175,14 @@ impl Shared {
     }
 
     /// Read what `encode` has written. Anyone can have written it.
-    pub(crate) fn decode(bytes: &[u8; LENGTH], thing: Thing) -> Result<Shared, Code> {
+    pub(crate) fn decode(bytes: &[u8; LENGTH], thing: Thing) -> Result<SharedMemory, CuCode> {
         let (numbers, _) = bytes.as_chunks::<8>();
         let number = |index: usize| u64::from_le_bytes(numbers[index]);
         let mut gpu = [0; 16];
         gpu.copy_from_slice(&bytes[32..48]);
         let pid = u32::try_from(number(2));
         match (number(0), number(1), pid) {
-            (MAGIC, kind, Ok(pid)) if kind == thing as u64 => Ok(Shared {
+            (MAGIC, kind, Ok(pid)) if kind == thing as u64 => Ok(SharedMemory {
                 thing,
                 pid,
                 gpu,
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_was_shared_arrives_and_anything_else_is_refused() {
-        let shared = Shared {
+        let shared = SharedMemory {
             thing: Thing::Pool,
             pid: 7,
             gpu: *b"0123456789abcdef",
@@ -212,9 +212,9 @@ mod tests {
             number: 0,
         };
         let bytes = shared.encode();
-        assert_eq!(Shared::decode(&bytes, Thing::Pool), Ok(shared));
-        assert_eq!(Shared::decode(&bytes, Thing::Pointer), Err(INVALID_VALUE));
-        assert_eq!(Shared::decode(&[0xff; LENGTH], Thing::Pool), Err(INVALID_VALUE));
+        assert_eq!(SharedMemory::decode(&bytes, Thing::Pool), Ok(shared));
+        assert_eq!(SharedMemory::decode(&bytes, Thing::Pointer), Err(INVALID_VALUE));
+        assert_eq!(SharedMemory::decode(&[0xff; LENGTH], Thing::Pool), Err(INVALID_VALUE));
         let common = Common::begin(shared).expect("a file");
         let descriptor = common.descriptor().expect("a descriptor");
         let number = usize::try_from(descriptor).expect("not negative");

@@ -6,28 +6,28 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::codes::Code;
+use crate::codes::CuCode;
 
 static LOG: OnceLock<Option<File>> = OnceLock::new();
-static FAIL: OnceLock<Vec<Rule<Code>>> = OnceLock::new();
-static HANG: OnceLock<Vec<Rule<()>>> = OnceLock::new();
-static WRONG: OnceLock<Vec<Rule<(usize, u64)>>> = OnceLock::new();
+static FAIL: OnceLock<Vec<TraceRule<CuCode>>> = OnceLock::new();
+static HANG: OnceLock<Vec<TraceRule<()>>> = OnceLock::new();
+static WRONG: OnceLock<Vec<TraceRule<(usize, u64)>>> = OnceLock::new();
 /// How often each name that a rule has was called, by the variable that has the rule.
 static CALLS: Mutex<BTreeMap<(&'static str, String), u64>> = Mutex::new(BTreeMap::new());
 
 /// Something happens at a call or a launch of this name; `None` means each of them.
 #[derive(Debug, PartialEq, Eq)]
-struct Rule<T> {
+struct TraceRule<T> {
     name: String,
     nth: Option<u64>,
     what: T,
 }
 
 /// Parse a rule such as `cuMemAlloc_v2:3=2`, or `cuMemAlloc_v2:*=2`. What follows the number is parsed by `what`.
-fn parse<T>(text: &str, what: impl Fn(&str) -> Option<T>) -> Option<Rule<T>> {
+fn parse<T>(text: &str, what: impl Fn(&str) -> Option<T>) -> Option<TraceRule<T>> {
     let (name, rest) = text.split_once(':')?;
     let (nth, rest) = rest.split_at(rest.find('=').unwrap_or(rest.len()));
-    Some(Rule {
+    Some(TraceRule {
         name: name.to_owned(),
         nth: match nth {
             "*" => None,
@@ -37,7 +37,7 @@ fn parse<T>(text: &str, what: impl Fn(&str) -> Option<T>) -> Option<Rule<T>> {
     })
 }
 
-fn code(text: &str) -> Option<Code> {
+fn code(text: &str) -> Option<CuCode> {
     text.strip_prefix('=')?.parse().ok()
 }
 
@@ -51,7 +51,7 @@ fn place(text: &str) -> Option<(usize, u64)> {
     Some((parameter.parse().ok()?, offset.parse().ok()?))
 }
 
-fn rules<T>(variable: &str, form: &str, what: impl Fn(&str) -> Option<T>) -> Vec<Rule<T>> {
+fn rules<T>(variable: &str, form: &str, what: impl Fn(&str) -> Option<T>) -> Vec<TraceRule<T>> {
     let Ok(text) = env::var(variable) else {
         return Vec::new();
     };
@@ -68,7 +68,7 @@ fn rules<T>(variable: &str, form: &str, what: impl Fn(&str) -> Option<T>) -> Vec
 }
 
 /// Count a call. Return the rule that is about it, if there is one.
-fn hit<'r, T>(variable: &'static str, rules: &'r [Rule<T>], name: &str) -> Option<&'r T> {
+fn hit<'r, T>(variable: &'static str, rules: &'r [TraceRule<T>], name: &str) -> Option<&'r T> {
     let mut mine = rules.iter().filter(|rule| rule.name == name).peekable();
     mine.peek()?;
     let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ fn hit<'r, T>(variable: &'static str, rules: &'r [Rule<T>], name: &str) -> Optio
 }
 
 /// Count a call or a launch. Return the error with which it must fail, if it must.
-pub(crate) fn injected(name: &str) -> Option<Code> {
+pub(crate) fn injected(name: &str) -> Option<CuCode> {
     const VARIABLE: &str = "DIVVY_CUDA_SIM_FAIL";
     let rules = FAIL.get_or_init(|| rules(VARIABLE, "NAME:NUMBER=CODE", code));
     hit(VARIABLE, rules, name).copied()
@@ -106,7 +106,7 @@ pub(crate) fn is_left_out(name: &str) -> bool {
 }
 
 /// Append a line to the log of calls: PID, name, code. One write makes one line, also if several processes write.
-pub(crate) fn log(name: &str, code: Code) {
+pub(crate) fn log(name: &str, code: CuCode) {
     let open = || {
         let path = env::var_os("DIVVY_CUDA_SIM_LOG")?;
         let opened = OpenOptions::new().append(true).create(true).open(&path);
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn a_rule_names_a_call_its_number_and_what_happens() {
-        fn rule<T>(name: &str, nth: Option<u64>, what: T) -> Option<Rule<T>> {
-            Some(Rule {
+        fn rule<T>(name: &str, nth: Option<u64>, what: T) -> Option<TraceRule<T>> {
+            Some(TraceRule {
                 name: name.to_owned(),
                 nth,
                 what,

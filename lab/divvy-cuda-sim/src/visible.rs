@@ -1,18 +1,18 @@
 //! Which GPUs and MIG devices of the machine a process can use.
 
-use crate::card::Card;
+use crate::card::CudaCard;
 
 /// A GPU: itself, or its MIG devices if it is in MIG mode.
 #[derive(Debug)]
-pub(crate) struct Gpu {
+pub(crate) struct VisibleGpu {
     pub(crate) uuid: String,
     pub(crate) is_divided: bool,
-    pub(crate) cards: Vec<Card>,
+    pub(crate) cards: Vec<CudaCard>,
 }
 
 /// Return what the process sees. `wanted` is the variable `CUDA_VISIBLE_DEVICES`: what it names up to the first entry that is wrong (CUDA C++ Programming
 /// Guide, "CUDA Environment Variables"). A process that could use a MIG device sees it, and nothing else (MIG User Guide, "CUDA Device Enumeration").
-pub(crate) fn visible(gpus: &[Gpu], wanted: Option<&str>) -> Vec<Card> {
+pub(crate) fn visible(gpus: &[VisibleGpu], wanted: Option<&str>) -> Vec<CudaCard> {
     let chosen = match wanted {
         None => gpus
             .iter()
@@ -27,8 +27,8 @@ pub(crate) fn visible(gpus: &[Gpu], wanted: Option<&str>) -> Vec<Card> {
     }
 }
 
-fn named<'g>(gpus: &'g [Gpu], list: &str) -> Vec<(&'g Gpu, &'g Card)> {
-    let mut chosen: Vec<(&Gpu, &Card)> = Vec::new();
+fn named<'g>(gpus: &'g [VisibleGpu], list: &str) -> Vec<(&'g VisibleGpu, &'g CudaCard)> {
+    let mut chosen: Vec<(&VisibleGpu, &CudaCard)> = Vec::new();
     for entry in list.split(',') {
         match one(gpus, entry.trim()) {
             Some((gpu, card)) if !chosen.iter().any(|(_, known)| known.uuid == card.uuid) => chosen.push((gpu, card)),
@@ -40,7 +40,7 @@ fn named<'g>(gpus: &'g [Gpu], list: &str) -> Vec<(&'g Gpu, &'g Card)> {
 
 /// Return what an entry names: an index, the UUID of a GPU or the beginning of one, or the UUID of a MIG device. A GPU in MIG mode stands for its first
 /// MIG device.
-fn one<'g>(gpus: &'g [Gpu], entry: &str) -> Option<(&'g Gpu, &'g Card)> {
+fn one<'g>(gpus: &'g [VisibleGpu], entry: &str) -> Option<(&'g VisibleGpu, &'g CudaCard)> {
     if entry.starts_with("MIG-") {
         let mut all = gpus.iter().flat_map(|gpu| gpu.cards.iter().map(move |card| (gpu, card)));
         return all.find(|(_, card)| card.uuid == entry);

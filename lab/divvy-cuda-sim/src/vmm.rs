@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::codes::{Code, INVALID_VALUE};
+use crate::codes::{CuCode, INVALID_VALUE};
 use crate::memory::Mapping;
 use crate::share::Common;
 use crate::slab::PAGE;
@@ -20,7 +20,7 @@ pub(crate) struct Vmm {
 /// Memory that cuMemCreate made. It lasts until its last handle and its last mapping are gone (cuda.h, cuMemRelease).
 #[derive(Debug)]
 pub(crate) struct Physical {
-    pub(crate) place: Place,
+    pub(crate) place: MemoryPlace,
     pub(crate) bytes: u64,
     /// If other processes may have it, too.
     pub(crate) common: Option<Common>,
@@ -32,20 +32,20 @@ pub(crate) struct Physical {
 
 /// Where memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryPlace {
     Device(usize),
     Host,
 }
 
 impl Vmm {
-    pub(crate) fn known(&mut self, handle: usize) -> Result<&mut Physical, Code> {
+    pub(crate) fn known(&mut self, handle: usize) -> Result<&mut Physical, CuCode> {
         // A handle that was released is invalid, even if a mapping keeps the memory.
         let found = self.physical.get_mut(&handle).filter(|physical| physical.handles > 0);
         found.ok_or(INVALID_VALUE)
     }
 
     /// Return the place and the size of memory.
-    pub(crate) fn of(&mut self, handle: usize) -> Result<(Place, u64), Code> {
+    pub(crate) fn of(&mut self, handle: usize) -> Result<(MemoryPlace, u64), CuCode> {
         let physical = self.known(handle)?;
         Ok((physical.place, physical.bytes))
     }
@@ -57,7 +57,7 @@ impl Vmm {
     }
 
     /// Return the mappings of a range, if they cover it exactly.
-    pub(crate) fn whole(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
+    pub(crate) fn whole(&self, address: u64, bytes: u64) -> Result<Vec<u64>, CuCode> {
         let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         let mut next = address;
         let mut found = Vec::new();
@@ -75,7 +75,7 @@ impl Vmm {
 }
 
 /// Check that a size is whole pages.
-pub(crate) fn granular(bytes: u64) -> Result<(), Code> {
+pub(crate) fn granular(bytes: u64) -> Result<(), CuCode> {
     if bytes > 0 && bytes.is_multiple_of(PAGE) {
         Ok(())
     } else {

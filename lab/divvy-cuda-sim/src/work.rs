@@ -5,23 +5,23 @@ use std::env;
 use std::thread;
 use std::time::Duration;
 
-use crate::module::{Function, Loaded};
+use crate::module::{LoadedModule, ModuleFunction};
 
 /// Streams, events, and kernels of this process, by handle.
 #[derive(Debug, Default)]
-pub(crate) struct Work {
-    pub(crate) streams: BTreeMap<usize, Stream>,
+pub(crate) struct CudaWork {
+    pub(crate) streams: BTreeMap<usize, CudaStream>,
     /// When the work before each event ends; `None` if the event has not been recorded.
     pub(crate) events: BTreeMap<usize, Option<u64>>,
-    pub(crate) modules: BTreeMap<usize, Loaded>,
+    pub(crate) modules: BTreeMap<usize, LoadedModule>,
     /// The module of each library.
     pub(crate) libraries: BTreeMap<usize, usize>,
-    pub(crate) functions: BTreeMap<usize, Function>,
+    pub(crate) functions: BTreeMap<usize, ModuleFunction>,
 }
 
 /// A stream.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stream {
+pub(crate) struct CudaStream {
     pub(crate) device: usize,
     /// When its work ends, on the monotonic clock.
     pub(crate) ends: u64,

@@ -15,7 +15,9 @@ use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::{MachineNode, Machines};
-use divvy_testbed::scenario::{Cluster, End, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, write_node_configs};
+use divvy_testbed::scenario::{
+    Cluster, ClusterProgram, End, NodeConfigs, PluginSetup, SelfReport, TestbedMachine, WholeOffer, Witness, write_node_configs,
+};
 use divvy_testbed::simulated_driver;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, ListParams};
@@ -111,16 +113,16 @@ fn settings_of_divvy(directory: &Path) -> io::Result<BTreeMap<String, String>> {
 }
 
 /// Return the name that the scripts use for a program.
-fn name_of(part: Part<'_>) -> String {
+fn name_of(part: ClusterProgram<'_>) -> String {
     match part {
-        Part::ApiServer => "kube-apiserver".to_owned(),
-        Part::Scheduler => "kube-scheduler".to_owned(),
-        Part::Extender => "divvy-extender".to_owned(),
-        Part::Agent(node) => format!("{node}.agent"),
-        Part::Plugin(node) => format!("{node}.nvidia-device-plugin"),
-        Part::MpsControlDaemon(node) => format!("{node}.mps-control-daemon"),
-        Part::Kubelet(node) => format!("{node}.kubelet"),
-        Part::Runtime(node) => format!("{node}.containerd"),
+        ClusterProgram::ApiServer => "kube-apiserver".to_owned(),
+        ClusterProgram::Scheduler => "kube-scheduler".to_owned(),
+        ClusterProgram::Extender => "divvy-extender".to_owned(),
+        ClusterProgram::Agent(node) => format!("{node}.agent"),
+        ClusterProgram::Plugin(node) => format!("{node}.nvidia-device-plugin"),
+        ClusterProgram::MpsControlDaemon(node) => format!("{node}.mps-control-daemon"),
+        ClusterProgram::Kubelet(node) => format!("{node}.kubelet"),
+        ClusterProgram::Runtime(node) => format!("{node}.containerd"),
     }
 }
 
@@ -129,13 +131,13 @@ impl Cluster for Real {
         self.client.clone()
     }
 
-    fn node_of(&self, machine: Machine) -> Option<String> {
+    fn node_of(&self, machine: TestbedMachine) -> Option<String> {
         // The names are those of e2e/machines.toml.
         let name = match machine {
-            Machine::Laptop => "n1",
-            Machine::Mixed => "n2",
-            Machine::Instinct => "n3",
-            Machine::CpuOnly => "n4",
+            TestbedMachine::Laptop => "n1",
+            TestbedMachine::Mixed => "n2",
+            TestbedMachine::Instinct => "n3",
+            TestbedMachine::CpuOnly => "n4",
         };
         self.nodes.iter().find(|node| *node == name).cloned()
     }
@@ -154,7 +156,7 @@ impl Cluster for Real {
         self.machines.node(node).is_some_and(MachineNode::has_gpus)
     }
 
-    async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {
+    async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<SelfReport>> {
         for node in &self.nodes {
             if let Some(report) = logs::newest(&self.directory.join(node), pod_uid, container)? {
                 let running = cgroups::is_populated(&self.cgroup_prefix, node, pod_uid, &report.id);
@@ -162,7 +164,7 @@ impl Cluster for Real {
                 if !report.whole && running {
                     return Ok(None);
                 }
-                return Ok(Some(Report {
+                return Ok(Some(SelfReport {
                     id: report.id,
                     env: report.env,
                     devices: report.devices,
@@ -222,7 +224,7 @@ impl Cluster for Real {
         Ok(())
     }
 
-    async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
+    async fn run_plugin(&mut self, node: &str, plugin: Option<PluginSetup<'_>>) -> io::Result<()> {
         let directory = self.nvidia_directory(node);
         let (config, new) = (directory.join("config.yaml"), directory.join("config.new"));
         let runs = config.exists();
@@ -256,7 +258,7 @@ impl Cluster for Real {
         self.directory.join("install.objects.yaml").exists()
     }
 
-    async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
+    async fn stop(&mut self, part: ClusterProgram<'_>, end: End) -> io::Result<()> {
         let how = match end {
             End::Stopped => "stop",
             End::Killed => "kill",
@@ -264,7 +266,7 @@ impl Cluster for Real {
         self.part(&[how, &name_of(part)]).await
     }
 
-    async fn start(&mut self, part: Part<'_>) -> io::Result<()> {
+    async fn start(&mut self, part: ClusterProgram<'_>) -> io::Result<()> {
         self.part(&["start", &name_of(part)]).await
     }
 
@@ -280,7 +282,7 @@ impl Cluster for Real {
         self.part(&["unit", &unit.to_string()]).await
     }
 
-    async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
+    async fn offer_whole(&mut self, whole: WholeOffer) -> io::Result<()> {
         self.part(&["whole", &whole.is_offered().to_string(), whole.mig_strategy()])
             .await
     }

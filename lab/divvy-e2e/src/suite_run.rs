@@ -5,11 +5,11 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::programs::{GpuPrograms, Programs};
 use divvy_testbed::scenario::suite::Scene;
 use divvy_testbed::scenario::{BUILT_IN, Churn, Play, RunsGpuPrograms};
-use divvy_testbed::story::{Event, Listener, TimedEvent};
+use divvy_testbed::story::{StoryEvent, StoryListener, TimedEvent};
 use futures::StreamExt as _;
 
 use crate::real::Real;
@@ -26,7 +26,7 @@ pub(crate) struct Leg {
 
 /// The results of the scenes.
 #[derive(Debug, Default)]
-pub(crate) struct Sum {
+pub(crate) struct SuiteSum {
     cluster: &'static str,
     scenes: usize,
     checks: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Sum {
     time: Duration,
 }
 
-impl Sum {
+impl SuiteSum {
     pub(crate) fn holds(&self) -> bool {
         self.failed.is_empty()
     }
@@ -49,11 +49,11 @@ impl Sum {
         self.skipped.iter().map(named)
     }
 
-    fn add(&mut self, scene: Scene, outcome: &Outcome) {
+    fn add(&mut self, scene: Scene, outcome: &SceneOutcome) {
         let name = scene.about().0;
         match outcome {
-            Outcome::Skipped(reason) => self.skipped.push((name, reason)),
-            Outcome::Played { checks, failures, ended } => {
+            SceneOutcome::Skipped(reason) => self.skipped.push((name, reason)),
+            SceneOutcome::Played { checks, failures, ended } => {
                 self.scenes += 1;
                 self.checks += checks;
                 self.failures += failures;
@@ -65,7 +65,7 @@ impl Sum {
     }
 }
 
-impl fmt::Display for Sum {
+impl fmt::Display for SuiteSum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (held, checks) = (self.checks - self.failures, self.checks);
         write!(
@@ -85,14 +85,14 @@ impl fmt::Display for Sum {
     }
 }
 
-enum Outcome {
+enum SceneOutcome {
     Skipped(&'static str),
     Played { checks: u64, failures: u64, ended: bool },
 }
 
 impl Leg {
     /// Play each scene on a new embedded cluster, several at once. The story of a scene is printed when the scene has ended.
-    pub(crate) async fn embedded(self, scenes: &[Scene], jobs: usize, seed: u64) -> io::Result<Sum> {
+    pub(crate) async fn embedded(self, scenes: &[Scene], jobs: usize, seed: u64) -> io::Result<SuiteSum> {
         let divvy = std::env::current_exe()?.with_file_name("divvy");
         let programs = Programs::beside(&divvy)?;
         let gpu_programs = if scenes.iter().any(|scene| scene.runs_programs()) {
@@ -105,24 +105,24 @@ impl Leg {
             None => None,
         };
         let began = Instant::now();
-        let mut sum = Sum {
+        let mut sum = SuiteSum {
             cluster: "embedded cluster",
-            ..Sum::default()
+            ..SuiteSum::default()
         };
         let played = scenes.iter().map(|scene| {
-            let settings = Settings {
+            let settings = EmbeddedSettings {
                 seed,
                 drivers: true,
                 gpu_programs: gpu_programs.clone().filter(|_| scene.runs_programs()),
                 audit: false,
-                ..Settings::new(BUILT_IN, programs.clone())
+                ..EmbeddedSettings::new(BUILT_IN, programs.clone())
             };
             let refusal = refusal.as_ref().filter(|_| scene.runs_programs()).map(ToString::to_string);
             async move {
                 let mut teller = Teller::default();
                 if let Some(refusal) = refusal {
                     teller.add(&format!("{refusal}\n"));
-                    let outcome = Outcome::Skipped("this user may start no programs with mounts of their own");
+                    let outcome = SceneOutcome::Skipped("this user may start no programs with mounts of their own");
                     return Ok((*scene, outcome, teller.text));
                 }
                 let mut cluster = Embedded::start(settings).await?;
@@ -135,7 +135,7 @@ impl Leg {
         while let Some(result) = played.next().await {
             let (scene, outcome, text) = result?;
             sum.add(scene, &outcome);
-            if !self.quiet || matches!(outcome, Outcome::Played { failures, ended, .. } if failures > 0 || !ended) {
+            if !self.quiet || matches!(outcome, SceneOutcome::Played { failures, ended, .. } if failures > 0 || !ended) {
                 say(&text);
             }
         }
@@ -144,12 +144,12 @@ impl Leg {
     }
 
     /// Play the scenes on the cluster whose state is in this directory. The error is `NotFound` if there is none.
-    pub(crate) async fn real(self, scenes: &[Scene], directory: &Path) -> io::Result<Sum> {
+    pub(crate) async fn real(self, scenes: &[Scene], directory: &Path) -> io::Result<SuiteSum> {
         let mut cluster = Real::open(directory).await?;
         let began = Instant::now();
-        let mut sum = Sum {
+        let mut sum = SuiteSum {
             cluster: "real Kubernetes",
-            ..Sum::default()
+            ..SuiteSum::default()
         };
         let mut teller = Teller {
             at_once: !self.quiet,
@@ -162,7 +162,7 @@ impl Leg {
         for scene in scenes {
             let outcome = match scene {
                 // Along with other work, three nodes and a control plane leave too little of two processors for what it measures.
-                Scene::Attacks if !self.are_named => Outcome::Skipped(
+                Scene::Attacks if !self.are_named => SceneOutcome::Skipped(
                     "it measures how soon agents answer and pods start, so nothing else may run at the same time: cargo xtask suite --on real attacks",
                 ),
                 _ => self.play(*scene, &mut cluster, &mut teller).await,
@@ -170,13 +170,13 @@ impl Leg {
             sum.add(*scene, &outcome);
             let text = std::mem::take(&mut teller.text);
             let ended = match outcome {
-                Outcome::Played { failures, ended, .. } => {
+                SceneOutcome::Played { failures, ended, .. } => {
                     if self.quiet && (failures > 0 || !ended) {
                         say(&text);
                     }
                     ended
                 }
-                Outcome::Skipped(_) => true,
+                SceneOutcome::Skipped(_) => true,
             };
             // A scene that could not go on may have left anything behind, so the results of later scenes would mean nothing.
             if !ended {
@@ -187,12 +187,12 @@ impl Leg {
         Ok(sum)
     }
 
-    async fn play<C: RunsGpuPrograms>(self, scene: Scene, cluster: &mut C, teller: &mut Teller) -> Outcome {
+    async fn play<C: RunsGpuPrograms>(self, scene: Scene, cluster: &mut C, teller: &mut Teller) -> SceneOutcome {
         if scene.needs().iter().any(|machine| cluster.node_of(*machine).is_none()) {
-            return Outcome::Skipped("this cluster has no second node");
+            return SceneOutcome::Skipped("this cluster has no second node");
         }
         if scene.runs_plugin() && !cluster.has_plugin() {
-            return Outcome::Skipped("this cluster was not installed from Divvy's image; run: cargo xtask cluster install");
+            return SceneOutcome::Skipped("this cluster was not installed from Divvy's image; run: cargo xtask cluster install");
         }
         let mut play = Play::new(cluster, teller, Duration::ZERO);
         let result = match scene.play(&mut play, self.churn).await {
@@ -204,7 +204,7 @@ impl Leg {
         if let Err(stop) = &result {
             teller.add(&format!("    FAILED  the scene could not go on: {stop}\n"));
         }
-        Outcome::Played {
+        SceneOutcome::Played {
             checks,
             failures,
             ended: result.is_ok(),
@@ -228,11 +228,11 @@ impl Teller {
     }
 }
 
-impl Listener for Teller {
+impl StoryListener for Teller {
     fn hear(&mut self, told: &TimedEvent) -> io::Result<()> {
         // With the time, because readers look for slow steps.
         let text = match &told.event {
-            Event::Scene { .. } => told.event.to_string(),
+            StoryEvent::Scene { .. } => told.event.to_string(),
             event => format!("{:>7.2} {event}", told.ms as f64 / 1000.0),
         };
         self.add(&text);

@@ -20,7 +20,7 @@ Examples:
 /// All targets run at once, each on a separate thread, until SECONDS have passed.
 #[derive(Debug, clap::Parser)]
 #[command(name = "fuzz", after_help = AFTER, max_term_width = 140)]
-pub(crate) struct Arguments {
+pub(crate) struct FuzzArguments {
     /// End after this time; 10 without --each
     seconds: Option<u64>,
     /// End a target that has had this much processor time
@@ -48,14 +48,14 @@ pub(crate) struct Arguments {
 
 /// The conditions that end targets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ends {
+pub(crate) struct EndConditions {
     /// The wall-clock time after which targets end.
     pub(crate) wall: Option<Duration>,
     /// The processor time after which a target ends.
     pub(crate) each: Option<Duration>,
 }
 
-impl Ends {
+impl EndConditions {
     /// Report whether all targets must end.
     pub(crate) fn are_reached(self, began: Instant) -> bool {
         self.wall.is_some_and(|wall| began.elapsed() >= wall)
@@ -69,10 +69,10 @@ impl Ends {
     }
 }
 
-impl Arguments {
-    pub(crate) fn ends(&self) -> Ends {
+impl FuzzArguments {
+    pub(crate) fn ends(&self) -> EndConditions {
         let default = self.each.is_none().then_some(10);
-        Ends {
+        EndConditions {
             wall: self.seconds.or(default).map(Duration::from_secs),
             each: self.each.map(Duration::from_secs),
         }

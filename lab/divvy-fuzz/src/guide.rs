@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use crate::arguments::Ends;
+use crate::arguments::EndConditions;
 use crate::found::report;
-use divvy_fuzz::targets::Target;
+use divvy_fuzz::targets::FuzzTarget;
 
 /// The greatest length of an input in bytes. An object may have 256 KiB of annotations, but long inputs are slow.
 const LONGEST: usize = 64 << 10;
@@ -18,8 +18,8 @@ const ENDLESS_S: u64 = 300;
 
 /// Run each target until it has had its time. An error is about the program or the directory.
 pub(crate) fn fuzz(
-    targets: &[Target],
-    ends: Ends,
+    targets: &[FuzzTarget],
+    ends: EndConditions,
     seed: u64,
     program: &Path,
     corpus: Option<&Path>,
@@ -49,7 +49,7 @@ pub(crate) fn fuzz(
 
 /// Run one target. Return libFuzzer's summary, or the input that broke a rule, and the rule.
 fn run(
-    target: &Target,
+    target: &FuzzTarget,
     time: Duration,
     seed: u64,
     program: &Path,

@@ -25,16 +25,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
 
-use arguments::{Arguments, Ends};
-use divvy_fuzz::targets::{Target, documented, targets};
+use arguments::{EndConditions, FuzzArguments};
+use divvy_fuzz::targets::{FuzzTarget, documented, targets};
 use found::{keep, report};
-use trial::{Broken, Seen, Tally};
+use trial::{FailedInput, Tally, TargetState};
 
 /// The interval between checks of the end conditions.
 const PULSE: Duration = Duration::from_millis(100);
 
 fn main() {
-    let arguments = Arguments::parse();
+    let arguments = FuzzArguments::parse();
     std::process::exit(match run(&arguments) {
         Ok(true) => 0,
         Ok(false) => 1,
@@ -46,7 +46,7 @@ fn main() {
 }
 
 /// Run the program. If a rule was broken, print it and return false. An error is about the command line.
-fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+fn run(arguments: &FuzzArguments) -> anyhow::Result<bool> {
     if arguments.list {
         targets().iter().for_each(|target| println!("{}", target.name));
         return Ok(true);
@@ -83,8 +83,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     Ok(sound)
 }
 
-fn chosen(targets: Vec<Target>, only: &[String]) -> anyhow::Result<Vec<Target>> {
-    let is = |target: &Target, name: &String| target.name.contains(name);
+fn chosen(targets: Vec<FuzzTarget>, only: &[String]) -> anyhow::Result<Vec<FuzzTarget>> {
+    let is = |target: &FuzzTarget, name: &String| target.name.contains(name);
     match only.iter().find(|name| !targets.iter().any(|target| is(target, name))) {
         Some(name) => bail!("there is no target {name:?}; --list prints their names"),
         None => Ok(targets
@@ -95,7 +95,7 @@ fn chosen(targets: Vec<Target>, only: &[String]) -> anyhow::Result<Vec<Target>> 
 }
 
 /// Let one target read one input.
-fn replay(targets: &[Target], file: &Path) -> anyhow::Result<bool> {
+fn replay(targets: &[FuzzTarget], file: &Path) -> anyhow::Result<bool> {
     let [target] = targets else {
         let names: Vec<&str> = targets.iter().map(|target| target.name).collect();
         bail!("--replay needs one target, and --only names {}", names.join(", "));
@@ -121,30 +121,30 @@ fn replay(targets: &[Target], file: &Path) -> anyhow::Result<bool> {
 }
 
 /// A running target.
-struct Running {
+struct RunningTarget {
     name: &'static str,
-    thread: JoinHandle<Result<Tally, Broken>>,
-    seen: Arc<Seen>,
+    thread: JoinHandle<Result<Tally, FailedInput>>,
+    seen: Arc<TargetState>,
 }
 
-impl Running {
-    fn start(target: Target, ends: Ends, seed: u64, over: &Arc<AtomicBool>) -> Running {
-        let (name, seen) = (target.name, Arc::new(Seen::default()));
+impl RunningTarget {
+    fn start(target: FuzzTarget, ends: EndConditions, seed: u64, over: &Arc<AtomicBool>) -> RunningTarget {
+        let (name, seen) = (target.name, Arc::new(TargetState::default()));
         let (over, shown) = (Arc::clone(over), Arc::clone(&seen));
         // A stack overflow ends the whole program and prints the thread's name.
         let named = thread::Builder::new().name(name.to_owned());
         let thread = named.spawn(move || trial::run(&target, ends, seed, &over, &shown));
         let thread = thread.unwrap_or_else(|error| panic!("could not start a thread: {error}"));
-        Running { name, thread, seen }
+        RunningTarget { name, thread, seen }
     }
 }
 
 /// Run all targets at once, with inputs of this program's own generator.
-fn fuzz(targets: Vec<Target>, ends: Ends, seed: u64, complain: &mut impl FnMut(&str)) {
+fn fuzz(targets: Vec<FuzzTarget>, ends: EndConditions, seed: u64, complain: &mut impl FnMut(&str)) {
     let (began, over) = (Instant::now(), Arc::new(AtomicBool::new(false)));
-    let mut running: Vec<Running> = targets
+    let mut running: Vec<RunningTarget> = targets
         .into_iter()
-        .map(|target| Running::start(target, ends, seed, &over))
+        .map(|target| RunningTarget::start(target, ends, seed, &over))
         .collect();
     let mut tallies: Vec<(&str, Tally)> = Vec::new();
     while !running.is_empty() {
@@ -155,7 +155,7 @@ fn fuzz(targets: Vec<Target>, ends: Ends, seed: u64, complain: &mut impl FnMut(&
         for ended in running.extract_if(.., |one| one.thread.is_finished()) {
             match ended.thread.join() {
                 Ok(Ok(tally)) => tallies.push((ended.name, tally)),
-                Ok(Err(Broken { input, why })) => {
+                Ok(Err(FailedInput { input, why })) => {
                     complain(&report(ended.name, seed, &keep(ended.name, &input), &why.to_string()));
                 }
                 Err(_) => complain(&format!("{}: it ended too early", ended.name)),

@@ -14,24 +14,24 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-type Read = Box<dyn Fn(&[u8]) -> bool + Send>;
+type TargetReader = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// A parser of input from outside, with its rules.
 #[expect(missing_debug_implementations, reason = "a target holds a closure")]
-pub struct Target {
+pub struct FuzzTarget {
     pub name: &'static str,
     /// Reads an input and reports whether it was accepted. Panics if a rule does not hold.
-    read: Read,
+    read: TargetReader,
     /// Inputs that must be accepted. Fuzzing starts from them.
     pub accepted: Vec<Vec<u8>>,
     /// Inputs that must be refused, for code that only a refusal reaches. Fuzzing starts from them as well.
     pub refused: Vec<Vec<u8>>,
-    limits: Limits,
+    limits: CostLimits,
 }
 
 /// The cost limits of one input. A cost above them shows that the cost grows faster than the input.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct CostLimits {
     /// Processor time for any input, in a debug build.
     pub time: Duration,
     /// Additional processor time per byte of the input.
@@ -44,7 +44,7 @@ pub struct Limits {
 
 /// The default limits. They are generous, since a parser takes microseconds for a seed of a kilobyte. They find costs that grow with the
 /// square of the input, and values that are stored many times.
-const LIMITS: Limits = Limits {
+const LIMITS: CostLimits = CostLimits {
     time: Duration::from_millis(500),
     time_per_byte: Duration::from_micros(40),
     bytes: 16 << 20,
@@ -66,7 +66,7 @@ impl fmt::Display for BrokenRule {
 
 /// The cost of one input, and whether it was accepted.
 #[derive(Debug, Clone, Copy)]
-pub struct Cost {
+pub struct InputCost {
     pub accepted: bool,
     pub time: Duration,
     pub bytes: u64,
@@ -75,9 +75,9 @@ pub struct Cost {
 /// The document that lists the parsers. The last column of its table names the targets.
 const TABLE: &str = include_str!("../../../docs/fuzzing.md");
 
-impl Target {
-    fn new(name: &'static str, read: impl Fn(&[u8]) -> bool + Send + 'static, accepted: &[&str]) -> Target {
-        Target {
+impl FuzzTarget {
+    fn new(name: &'static str, read: impl Fn(&[u8]) -> bool + Send + 'static, accepted: &[&str]) -> FuzzTarget {
+        FuzzTarget {
             name,
             read: Box::new(read),
             accepted: accepted.iter().map(|text| text.as_bytes().to_vec()).collect(),
@@ -86,8 +86,8 @@ impl Target {
         }
     }
 
-    fn refusing(self, refused: &[&str]) -> Target {
-        Target {
+    fn refusing(self, refused: &[&str]) -> FuzzTarget {
+        FuzzTarget {
             refused: refused.iter().map(|text| text.as_bytes().to_vec()).collect(),
             ..self
         }
@@ -99,7 +99,7 @@ impl Target {
     }
 
     /// Read an input within the limits. The error is the rule that it broke.
-    pub fn run(&self, input: &[u8]) -> Result<Cost, BrokenRule> {
+    pub fn run(&self, input: &[u8]) -> Result<InputCost, BrokenRule> {
         let mut cost = self.measure(input)?;
         // Other programs on the processor can make one run slow. An input that is slow three times is slow.
         for _ in 0..2 {
@@ -112,7 +112,7 @@ impl Target {
         self.limits.check(input.len(), cost).map(|()| cost)
     }
 
-    fn measure(&self, input: &[u8]) -> Result<Cost, BrokenRule> {
+    fn measure(&self, input: &[u8]) -> Result<InputCost, BrokenRule> {
         let before = cpu_time();
         let mut outcome = Ok(false);
         let allocated = allocation_counter::measure(|| {
@@ -124,7 +124,7 @@ impl Target {
                 BrokenRule(cause.unwrap_or("a panic").to_owned())
             });
         });
-        Ok(Cost {
+        Ok(InputCost {
             accepted: outcome?,
             time: cpu_time().saturating_sub(before),
             bytes: allocated.bytes_max,
@@ -156,8 +156,8 @@ impl Target {
     }
 }
 
-impl Limits {
-    fn check(self, length: usize, cost: Cost) -> Result<(), BrokenRule> {
+impl CostLimits {
+    fn check(self, length: usize, cost: InputCost) -> Result<(), BrokenRule> {
         let length_32 = u32::try_from(length).unwrap_or(u32::MAX);
         let time = SLOWER * self.time.saturating_add(self.time_per_byte.saturating_mul(length_32));
         if cost.time > time {
@@ -179,7 +179,7 @@ impl Limits {
     }
 }
 
-pub fn targets() -> Vec<Target> {
+pub fn targets() -> Vec<FuzzTarget> {
     let targets = node::targets()
         .into_iter()
         .chain(cluster::targets())
@@ -190,7 +190,7 @@ pub fn targets() -> Vec<Target> {
 }
 
 /// Check that docs/fuzzing.md names the same targets as this program.
-pub fn documented(targets: &[Target]) -> Result<(), BrokenRule> {
+pub fn documented(targets: &[FuzzTarget]) -> Result<(), BrokenRule> {
     let table = TABLE.rsplit("## Targets").next().unwrap_or_default();
     let rows = table.lines().filter(|line| line.starts_with('|')).skip(2);
     let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::arguments::Ends;
+use crate::arguments::EndConditions;
 use divvy_fuzz::chance::Chance;
-use divvy_fuzz::targets::{BrokenRule, Target, cpu_time};
+use divvy_fuzz::targets::{BrokenRule, FuzzTarget, cpu_time};
 
 /// The time after which an input counts as endless.
 const ENDLESS: Duration = Duration::from_secs(60);
@@ -31,14 +31,14 @@ pub(crate) struct Tally {
 
 /// An input and the rule that it broke.
 #[derive(Debug)]
-pub(crate) struct Broken {
+pub(crate) struct FailedInput {
     pub(crate) input: Vec<u8>,
     pub(crate) why: BrokenRule,
 }
 
 /// The state of a running target that other threads see.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct TargetState {
     /// The id of the target's thread; 0 before it has one.
     thread: AtomicU64,
     /// The thread's processor time in nanoseconds when it began with `input`.
@@ -46,7 +46,7 @@ pub(crate) struct Seen {
     input: Mutex<Vec<u8>>,
 }
 
-impl Seen {
+impl TargetState {
     fn begin(&self) {
         // The file is PID/task/NUMBER. If it does not exist, the check is omitted.
         let task = std::fs::read_link("/proc/thread-self").ok();
@@ -77,7 +77,13 @@ impl Seen {
 
 /// Run a target until it has had its time, or until `over` is set, which ends all targets. The error is the input that broke a
 /// rule.
-pub(crate) fn run(target: &Target, ends: Ends, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, Broken> {
+pub(crate) fn run(
+    target: &FuzzTarget,
+    ends: EndConditions,
+    seed: u64,
+    over: &AtomicBool,
+    seen: &TargetState,
+) -> Result<Tally, FailedInput> {
     seen.begin();
     let mut corpus: Vec<Vec<u8>> = target.seeds().cloned().collect();
     let kept = corpus.iter().map(|input| 2 * input.len()).max().unwrap_or(0).max(KEPT);
@@ -106,7 +112,7 @@ pub(crate) fn run(target: &Target, ends: Ends, seed: u64, over: &AtomicBool, see
                 }
             }
             Err(why) => {
-                return Err(Broken { input, why });
+                return Err(FailedInput { input, why });
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::checks::Check;
-use crate::driver::Choice;
+use crate::driver::DriverChoice;
 
 pub(crate) const USAGE: &str = "usage: divvy-gpu-check [FLAGS]
 
@@ -25,21 +25,21 @@ Exit status: 0 no check failed, 1 a check failed, 2 the checks could not begin."
 
 /// What to do.
 #[derive(Debug)]
-pub(crate) struct Arguments {
+pub(crate) struct GpuCheckArguments {
     pub(crate) report: PathBuf,
-    pub(crate) driver: Choice,
+    pub(crate) driver: DriverChoice,
     pub(crate) checks: Vec<Check>,
     pub(crate) seconds: u64,
     pub(crate) time: Duration,
 }
 
-impl Arguments {
+impl GpuCheckArguments {
     /// Read the words after the program's name. `None`: only the help is wanted.
-    pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Option<Arguments>> {
+    pub(crate) fn parse(words: impl IntoIterator<Item = String>) -> Result<Option<GpuCheckArguments>> {
         let mut words = words.into_iter();
-        let mut arguments = Arguments {
+        let mut arguments = GpuCheckArguments {
             report: "gpu-report".into(),
-            driver: Choice::Found,
+            driver: DriverChoice::Found,
             checks: Vec::new(),
             seconds: 10,
             time: Duration::from_secs(540),
@@ -49,8 +49,8 @@ impl Arguments {
             match word.as_str() {
                 "--help" | "-h" => return Ok(None),
                 "--report" => arguments.report = value()?.into(),
-                "--simulated" => arguments.driver = Choice::Simulated,
-                "--driver" => arguments.driver = Choice::Directory(value()?.into()),
+                "--simulated" => arguments.driver = DriverChoice::Simulated,
+                "--driver" => arguments.driver = DriverChoice::Directory(value()?.into()),
                 "--check" => arguments.checks.push(named(&value()?)?),
                 "--seconds" => arguments.seconds = number(&value()?)?,
                 "--time" => arguments.time = Duration::from_secs(number(&value()?)?),
@@ -84,8 +84,8 @@ fn names() -> String {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Option<Arguments>> {
-        Arguments::parse(line.split_whitespace().map(str::to_owned))
+    fn parse(line: &str) -> Result<Option<GpuCheckArguments>> {
+        GpuCheckArguments::parse(line.split_whitespace().map(str::to_owned))
     }
 
     #[test]

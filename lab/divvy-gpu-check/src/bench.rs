@@ -8,39 +8,39 @@ use futures::future::try_join_all;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::driver::Driver;
+use crate::driver::CheckedDriver;
 use crate::pack::Pack;
-use crate::program::{Program, of};
-use crate::rig::{Pod, Rig};
+use crate::program::{CheckProgram, of};
+use crate::rig::{Rig, SharePod};
 
 /// What a driver may keep for itself after the first context.
 pub(crate) const KEPT: u64 = 64 << 20;
 
 /// What the checks need.
 #[derive(Debug)]
-pub(crate) struct Bench {
+pub(crate) struct GpuCheckBench {
     pub(crate) pack: Pack,
-    pub(crate) driver: Driver,
+    pub(crate) driver: CheckedDriver,
     pub(crate) directory: PathBuf,
     /// How long a share of compute time is measured.
     pub(crate) seconds: u64,
     rig: Option<Rig>,
     /// Asks NVML, and has no context.
-    watcher: Option<Program>,
+    watcher: Option<CheckProgram>,
 }
 
 /// What NVML says about the memory of the GPU.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct ReportedMemory {
     /// What is used of the whole GPU.
     pub(crate) used: u64,
     /// What each process has, if NVML says it, by NVML's PIDs.
     pub(crate) processes: Vec<(u32, Option<u64>)>,
 }
 
-impl Bench {
-    pub(crate) fn new(pack: Pack, driver: Driver, directory: PathBuf, seconds: u64) -> Bench {
-        Bench {
+impl GpuCheckBench {
+    pub(crate) fn new(pack: Pack, driver: CheckedDriver, directory: PathBuf, seconds: u64) -> GpuCheckBench {
+        GpuCheckBench {
             pack,
             driver,
             directory,
@@ -61,7 +61,7 @@ impl Bench {
     }
 
     /// Create a pod with a share in GiB and percent of compute time.
-    pub(crate) async fn pod(&mut self, gib: u64, percent: u32) -> Result<Pod> {
+    pub(crate) async fn pod(&mut self, gib: u64, percent: u32) -> Result<SharePod> {
         self.rig().await?;
         let rig = self.rig.as_mut().context("the agent does not run")?;
         rig.pod(&self.pack, &self.driver, gib, percent).await
@@ -75,19 +75,19 @@ impl Bench {
     }
 
     /// Start a program without the guard, and make a context.
-    pub(crate) async fn without_guard(&self) -> Result<Program> {
+    pub(crate) async fn without_guard(&self) -> Result<CheckProgram> {
         let mut program = self.driver.program(&self.pack, &self.driver.cuda)?;
         program.ask("start").await?;
         Ok(program)
     }
 
     /// Start a program in a pod, with the guard, and make a context.
-    pub(crate) async fn with_guard(&mut self, pod: &Pod) -> Result<Program> {
+    pub(crate) async fn with_guard(&mut self, pod: &SharePod) -> Result<CheckProgram> {
         self.started(pod, &pod.container.cuda()).await
     }
 
     /// Start a program in a pod with a library, and make a context. If NVML has another PID for it than this process, the probe learns that one.
-    pub(crate) async fn started(&mut self, pod: &Pod, library: &Path) -> Result<Program> {
+    pub(crate) async fn started(&mut self, pod: &SharePod, library: &Path) -> Result<CheckProgram> {
         let before = self.memory().await?;
         let mut program = pod.program(&self.pack, &self.driver, library)?;
         program.ask("start").await?;
@@ -103,7 +103,7 @@ impl Bench {
     }
 
     /// Start a program, in a pod with the guard or without it, ask it once, and wait until it is gone and its memory is free.
-    pub(crate) async fn once(&mut self, pod: Option<&Pod>, request: &str) -> Result<Value> {
+    pub(crate) async fn once(&mut self, pod: Option<&SharePod>, request: &str) -> Result<Value> {
         let mut program = match pod {
             Some(pod) => self.with_guard(pod).await?,
             None => self.without_guard().await?,
@@ -114,7 +114,7 @@ impl Bench {
     }
 
     /// Start several programs in a pod.
-    pub(crate) async fn several(&mut self, pod: &Pod, count: usize) -> Result<Vec<Program>> {
+    pub(crate) async fn several(&mut self, pod: &SharePod, count: usize) -> Result<Vec<CheckProgram>> {
         let mut programs = Vec::new();
         for _ in 0..count {
             programs.push(self.with_guard(pod).await?);
@@ -123,19 +123,19 @@ impl Bench {
     }
 
     /// Send the same request to several programs at the same time.
-    pub(crate) async fn all(programs: &mut [Program], request: &str) -> Result<Vec<Value>> {
+    pub(crate) async fn all(programs: &mut [CheckProgram], request: &str) -> Result<Vec<Value>> {
         try_join_all(programs.iter_mut().map(|program| program.ask(request))).await
     }
 
     /// Start a program that asks NVML.
-    pub(crate) async fn nvml(&self) -> Result<Program> {
+    pub(crate) async fn nvml(&self) -> Result<CheckProgram> {
         let mut program = self.driver.program(&self.pack, &self.driver.cuda)?;
         program.ask(&format!("nvml {}", self.driver.nvml.display())).await?;
         Ok(program)
     }
 
     /// Ask NVML about the memory.
-    pub(crate) async fn memory(&mut self) -> Result<Memory> {
+    pub(crate) async fn memory(&mut self) -> Result<ReportedMemory> {
         if self.watcher.is_none() {
             self.watcher = Some(self.nvml().await?);
         }
@@ -143,7 +143,7 @@ impl Bench {
         let answer = watcher.ask(&format!("nvml-state {}", self.driver.gpu().uuid)).await?;
         let listed = answer["processes"].as_array().context("NVML lists no processes")?;
         let process = |of: &Value| Some((u32::try_from(of["pid"].as_u64()?).ok()?, of["bytes"].as_u64()));
-        Ok(Memory {
+        Ok(ReportedMemory {
             used: of(&answer, "used")?,
             processes: listed.iter().filter_map(process).collect(),
         })
@@ -203,7 +203,7 @@ impl Bench {
     }
 }
 
-impl Memory {
+impl ReportedMemory {
     pub(crate) fn has(&self, pid: u32) -> bool {
         self.processes.iter().any(|(of, _)| *of == pid)
     }

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::time::timeout;
 
-use crate::bench::Bench;
-use crate::findings::{Findings, Status};
+use crate::bench::GpuCheckBench;
+use crate::findings::{FindingStatus, GpuCheckFindings};
 
 /// Declares the checks in the order in which they run: what others build on is first, and what takes long is last. Each has a module, whose name is
 /// the check's, and may take this many seconds.
@@ -54,7 +54,7 @@ macro_rules! checks {
                 })
             }
 
-            async fn run(self, bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+            async fn run(self, bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
                 match self {
                     $(Check::$check => $module::run(bench, findings).await,)*
                 }
@@ -80,9 +80,9 @@ checks! {
 
 impl Check {
     /// Run the check, for at most this time. Everything that it started has ended when this returns.
-    pub(crate) async fn run_within(self, left: Duration, bench: &mut Bench) -> (Findings, Duration) {
+    pub(crate) async fn run_within(self, left: Duration, bench: &mut GpuCheckBench) -> (GpuCheckFindings, Duration) {
         let began = Instant::now();
-        let mut findings = Findings::default();
+        let mut findings = GpuCheckFindings::default();
         if left.is_zero() {
             findings.skip("there was no time left (--time)");
             return (findings, Duration::ZERO);
@@ -93,7 +93,7 @@ impl Check {
             Ok(Err(error)) => findings.expect(false, || format!("{error:#}")),
             Err(_) => findings.expect(false, || format!("it did not end in {} s, and was stopped", limit.as_secs())),
         }
-        if findings.status() == Status::Fail {
+        if findings.status() == FindingStatus::Fail {
             bench.discard();
         }
         (findings, began.elapsed())

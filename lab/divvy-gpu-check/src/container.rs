@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use divvy_shadow_testkit::replace;
 
-use crate::driver::Driver;
+use crate::driver::CheckedDriver;
 use crate::pack::Pack;
 
 /// Where a container has the driver's own libraries. The guard's libraries need them by this path.
@@ -20,13 +20,13 @@ const LIBRARIES: [(&str, &str); 2] = [
 
 /// The directory. It is removed when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Container {
+pub(crate) struct GpuCheckContainer {
     directory: tempfile::TempDir,
 }
 
-impl Container {
+impl GpuCheckContainer {
     /// Make it. `share` is the directory of the pod's files, which has one directory for each GPU.
-    pub(crate) fn new(pack: &Pack, driver: &Driver, share: &Path) -> Result<Container> {
+    pub(crate) fn new(pack: &Pack, driver: &CheckedDriver, share: &Path) -> Result<GpuCheckContainer> {
         let root = divvy_share::DIRECTORY;
         ensure!(root.len() == REAL.len(), "{root} and {REAL} have different lengths");
         // As long as the path that it replaces.
@@ -49,7 +49,7 @@ impl Container {
         symlink(&driver.nvml, directory.path().join("libnvidia-ml.so.real"))?;
         let gpu = &driver.gpu().uuid;
         symlink(share.join(gpu), directory.path().join(gpu))?;
-        Ok(Container { directory })
+        Ok(GpuCheckContainer { directory })
     }
 
     pub(crate) fn path(&self) -> &Path {

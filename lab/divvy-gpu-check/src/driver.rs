@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::pack::Pack;
-use crate::program::{Program, of, text_of};
+use crate::program::{CheckProgram, of, text_of};
 
 /// How long NVML may take to describe the GPUs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ context_mib = 500
 
 /// Which driver to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum DriverChoice {
     /// The one that programs find.
     Found,
     /// The libraries in a directory.
@@ -39,7 +39,7 @@ pub(crate) enum Choice {
 
 /// A GPU, as NVML describes it.
 #[derive(Debug, Clone)]
-pub(crate) struct Gpu {
+pub(crate) struct CheckedGpu {
     pub(crate) uuid: String,
     pub(crate) name: String,
     pub(crate) minor: u32,
@@ -49,23 +49,23 @@ pub(crate) struct Gpu {
 
 /// A driver.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct CheckedDriver {
     pub(crate) cuda: PathBuf,
     pub(crate) nvml: PathBuf,
     pub(crate) simulated: bool,
     pub(crate) version: String,
     pub(crate) cuda_version: u64,
-    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) gpus: Vec<CheckedGpu>,
     /// The variables with which a program finds this driver and the GPU.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
-impl Driver {
+impl CheckedDriver {
     /// Find the driver, and let NVML describe the machine.
-    pub(crate) async fn find(choice: &Choice, pack: &Pack, directory: &Path) -> Result<Driver> {
+    pub(crate) async fn find(choice: &DriverChoice, pack: &Pack, directory: &Path) -> Result<CheckedDriver> {
         let mut environment = Vec::new();
         let (cuda, nvml) = match choice {
-            Choice::Simulated => {
+            DriverChoice::Simulated => {
                 let (machine, ledger) = (directory.join("machine.toml"), directory.join("ledger"));
                 std::fs::write(&machine, MACHINE).context("the simulated machine cannot be described")?;
                 std::fs::create_dir(&ledger).context("the simulated driver has no directory")?;
@@ -75,13 +75,13 @@ impl Driver {
                 environment.push(("DIVVY_NVML_SIM_LEDGER", ledger.display().to_string()));
                 (pack.file("libdivvy_cuda_sim.so")?, pack.file("libdivvy_nvml_sim.so")?)
             }
-            Choice::Directory(directory) => libraries(Some(&std::path::absolute(directory)?)).await?,
-            Choice::Found => libraries(None).await?,
+            DriverChoice::Directory(directory) => libraries(Some(&std::path::absolute(directory)?)).await?,
+            DriverChoice::Found => libraries(None).await?,
         };
-        let mut driver = Driver {
+        let mut driver = CheckedDriver {
             cuda,
             nvml,
-            simulated: *choice == Choice::Simulated,
+            simulated: *choice == DriverChoice::Simulated,
             version: String::new(),
             cuda_version: 0,
             gpus: Vec::new(),
@@ -106,7 +106,7 @@ impl Driver {
         let gpus = described["gpus"].as_array().context("NVML lists no GPUs")?;
         ensure!(!gpus.is_empty(), "the driver {} has no GPU", self.version);
         for gpu in gpus {
-            self.gpus.push(Gpu {
+            self.gpus.push(CheckedGpu {
                 uuid: text_of(gpu, "uuid")?,
                 name: text_of(gpu, "name")?,
                 minor: u32::try_from(of(gpu, "minor")?)?,
@@ -125,17 +125,17 @@ impl Driver {
     }
 
     /// Return the GPU on which the checks run.
-    pub(crate) fn gpu(&self) -> &Gpu {
+    pub(crate) fn gpu(&self) -> &CheckedGpu {
         &self.gpus[0]
     }
 
     /// Start the program with a library.
-    pub(crate) fn program(&self, pack: &Pack, library: &Path) -> Result<Program> {
+    pub(crate) fn program(&self, pack: &Pack, library: &Path) -> Result<CheckProgram> {
         let mut command = pack.command("divvy-cuda-program")?;
         command
             .arg(library)
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        Program::start(command)
+        CheckProgram::start(command)
     }
 
     /// Return what is checked, in words.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub(crate) enum Status {
+pub(crate) enum FindingStatus {
     Running,
     Pass,
     Fail,
@@ -15,7 +15,7 @@ pub(crate) enum Status {
 
 /// A measured value, or one with the guard and one without it.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct MeasuredRow {
     pub(crate) what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) value: Option<String>,
@@ -27,8 +27,8 @@ pub(crate) struct Row {
 
 /// What a check has found. It is complete up to the moment at which a check is stopped.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(crate) struct Findings {
-    pub(crate) rows: Vec<Row>,
+pub(crate) struct GpuCheckFindings {
+    pub(crate) rows: Vec<MeasuredRow>,
     /// What is not as it should be.
     pub(crate) failures: Vec<String>,
     /// What was not checked, and why.
@@ -39,10 +39,10 @@ pub(crate) struct Findings {
     has_checked: bool,
 }
 
-impl Findings {
+impl GpuCheckFindings {
     /// Add a value.
     pub(crate) fn value(&mut self, what: impl Into<String>, value: impl ToString) {
-        self.rows.push(Row {
+        self.rows.push(MeasuredRow {
             what: what.into(),
             value: Some(value.to_string()),
             with_guard: None,
@@ -52,7 +52,7 @@ impl Findings {
 
     /// Add what was measured with the guard, and without it.
     pub(crate) fn both(&mut self, what: impl Into<String>, with: impl ToString, without: impl ToString) {
-        self.rows.push(Row {
+        self.rows.push(MeasuredRow {
             what: what.into(),
             value: None,
             with_guard: Some(with.to_string()),
@@ -74,12 +74,12 @@ impl Findings {
     }
 
     /// Return how the check ended. A check that only measures passes if it has measured everything.
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> FindingStatus {
         let has_measured = !self.rows.is_empty() && self.skipped.is_empty();
         match self.failures.is_empty() {
-            false => Status::Fail,
-            true if self.has_checked || has_measured => Status::Pass,
-            true => Status::Skipped,
+            false => FindingStatus::Fail,
+            true if self.has_checked || has_measured => FindingStatus::Pass,
+            true => FindingStatus::Skipped,
         }
     }
 }
@@ -91,19 +91,19 @@ mod tests {
     /// A check that found nothing is skipped.
     #[test]
     fn one_failure_is_enough_to_fail_a_check() {
-        let mut findings = Findings::default();
-        assert_eq!(findings.status(), Status::Skipped);
+        let mut findings = GpuCheckFindings::default();
+        assert_eq!(findings.status(), FindingStatus::Skipped);
         findings.value("a", 1);
-        assert_eq!(findings.status(), Status::Pass);
+        assert_eq!(findings.status(), FindingStatus::Pass);
         findings.skip("there is no torch");
-        assert_eq!(findings.status(), Status::Skipped);
+        assert_eq!(findings.status(), FindingStatus::Skipped);
         findings.expect(true, || "never".to_owned());
-        assert_eq!(findings.status(), Status::Pass);
+        assert_eq!(findings.status(), FindingStatus::Pass);
         findings.expect(false, || "it is not so".to_owned());
         findings.expect(true, || "never".to_owned());
         assert_eq!(
             (findings.status(), &findings.failures[..]),
-            (Status::Fail, &["it is not so".to_owned()][..])
+            (FindingStatus::Fail, &["it is not so".to_owned()][..])
         );
     }
 }

@@ -29,12 +29,12 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use self::arguments::{Arguments, USAGE};
-use self::bench::Bench;
-use self::driver::Driver;
-use self::findings::Status;
+use self::arguments::{GpuCheckArguments, USAGE};
+use self::bench::GpuCheckBench;
+use self::driver::CheckedDriver;
+use self::findings::FindingStatus;
 use self::pack::Pack;
-use self::report::Report;
+use self::report::GpuCheckReport;
 
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 /// Run the checks. Report whether none of them failed.
 async fn run() -> Result<bool> {
     let began = Instant::now();
-    let Some(arguments) = Arguments::parse(std::env::args().skip(1))? else {
+    let Some(arguments) = GpuCheckArguments::parse(std::env::args().skip(1))? else {
         writeln!(std::io::stdout(), "{USAGE}")?;
         return Ok(true);
     };
@@ -68,9 +68,9 @@ async fn run() -> Result<bool> {
         .prefix("dg")
         .tempdir()
         .context("no temporary directory")?;
-    let driver = Driver::find(&arguments.driver, &pack, directory.path()).await?;
-    let mut report = Report::create(&arguments.report, &driver)?;
-    let mut bench = Bench::new(pack, driver, directory.path().to_owned(), arguments.seconds);
+    let driver = CheckedDriver::find(&arguments.driver, &pack, directory.path()).await?;
+    let mut report = GpuCheckReport::create(&arguments.report, &driver)?;
+    let mut bench = GpuCheckBench::new(pack, driver, directory.path().to_owned(), arguments.seconds);
     for check in &arguments.checks {
         let left = arguments.time.saturating_sub(began.elapsed());
         let about = report.begin(*check)?;
@@ -81,5 +81,5 @@ async fn run() -> Result<bool> {
     bench.end().await;
     report.complete()?;
     writeln!(std::io::stdout(), "{}", report.summary())?;
-    Ok(report.statuses().all(|status| status != Status::Fail))
+    Ok(report.statuses().all(|status| status != FindingStatus::Fail))
 }

@@ -9,16 +9,16 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// The program. It ends when this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct CheckProgram {
     child: Child,
     pid: u32,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Program {
+impl CheckProgram {
     /// Start it. It does nothing before the first request.
-    pub(crate) fn start(mut command: Command) -> Result<Program> {
+    pub(crate) fn start(mut command: Command) -> Result<CheckProgram> {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -26,7 +26,7 @@ impl Program {
             .kill_on_drop(true);
         let mut child = command.spawn().context("divvy-cuda-program could not be started")?;
         let ended = "divvy-cuda-program has ended already";
-        Ok(Program {
+        Ok(CheckProgram {
             pid: child.id().context(ended)?,
             input: child.stdin.take().context(ended)?,
             output: BufReader::new(child.stdout.take().context(ended)?),

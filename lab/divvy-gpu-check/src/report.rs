@@ -10,38 +10,38 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::checks::Check;
-use crate::driver::Driver;
-use crate::findings::{Findings, Row, Status};
+use crate::driver::CheckedDriver;
+use crate::findings::{FindingStatus, GpuCheckFindings, MeasuredRow};
 
 /// A check in the report.
 #[derive(Debug, Serialize)]
-struct Entry {
+struct GpuCheckEntry {
     name: &'static str,
     about: &'static str,
-    status: Status,
+    status: FindingStatus,
     seconds: f64,
     #[serde(flatten)]
-    findings: Findings,
+    findings: GpuCheckFindings,
 }
 
 /// The report of a run.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct GpuCheckReport {
     directory: PathBuf,
     /// Which driver and which GPU.
     subject: String,
     began: u64,
     is_complete: bool,
-    entries: Vec<Entry>,
+    entries: Vec<GpuCheckEntry>,
 }
 
-impl Report {
+impl GpuCheckReport {
     /// Begin a report in a directory, which is made if it does not exist.
-    pub(crate) fn create(directory: &Path, driver: &Driver) -> Result<Report> {
+    pub(crate) fn create(directory: &Path, driver: &CheckedDriver) -> Result<GpuCheckReport> {
         fs::create_dir_all(directory)
             .with_context(|| format!("--report {}: the directory cannot be made", directory.display()))?;
         let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let report = Report {
+        let report = GpuCheckReport {
             directory: directory.to_owned(),
             subject: driver.subject(),
             began,
@@ -54,21 +54,21 @@ impl Report {
 
     /// A check begins. Return a line about it.
     pub(crate) fn begin(&mut self, check: Check) -> Result<String> {
-        self.entries.push(Entry {
+        self.entries.push(GpuCheckEntry {
             name: check.name(),
             about: check.about(),
-            status: Status::Running,
+            status: FindingStatus::Running,
             seconds: 0.0,
-            findings: Findings::default(),
+            findings: GpuCheckFindings::default(),
         });
         self.write()?;
         Ok(format!("{}: {}", check.name(), check.about()))
     }
 
     /// A check ended. Return what it found as text.
-    pub(crate) fn end(&mut self, check: Check, findings: Findings, took: Duration) -> Result<String> {
+    pub(crate) fn end(&mut self, check: Check, findings: GpuCheckFindings, took: Duration) -> Result<String> {
         self.entries.pop();
-        let entry = Entry {
+        let entry = GpuCheckEntry {
             name: check.name(),
             about: check.about(),
             status: findings.status(),
@@ -93,7 +93,7 @@ impl Report {
         self.write()
     }
 
-    pub(crate) fn statuses(&self) -> impl Iterator<Item = Status> {
+    pub(crate) fn statuses(&self) -> impl Iterator<Item = FindingStatus> {
         self.entries.iter().map(|entry| entry.status)
     }
 
@@ -102,9 +102,9 @@ impl Report {
         let count = |wanted| self.statuses().filter(|status| *status == wanted).count();
         format!(
             "{} passed, {} failed, {} skipped: {}",
-            count(Status::Pass),
-            count(Status::Fail),
-            count(Status::Skipped),
+            count(FindingStatus::Pass),
+            count(FindingStatus::Fail),
+            count(FindingStatus::Skipped),
             self.directory.join("report.md").display()
         )
     }
@@ -160,20 +160,20 @@ impl Report {
     }
 }
 
-fn word(status: Status) -> &'static str {
+fn word(status: FindingStatus) -> &'static str {
     match status {
-        Status::Running => "RUNNING",
-        Status::Pass => "PASS",
-        Status::Fail => "FAIL",
-        Status::Skipped => "SKIPPED",
+        FindingStatus::Running => "RUNNING",
+        FindingStatus::Pass => "PASS",
+        FindingStatus::Fail => "FAIL",
+        FindingStatus::Skipped => "SKIPPED",
     }
 }
 
 /// Return the rows as two tables: one of values, one of comparisons.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[MeasuredRow]) -> String {
     let cell = |text: &Option<String>| text.clone().unwrap_or_default().replace('|', "\\|").replace('\n', " ");
     let mut text = String::new();
-    let (values, pairs): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.value.is_some());
+    let (values, pairs): (Vec<&MeasuredRow>, Vec<&MeasuredRow>) = rows.iter().partition(|row| row.value.is_some());
     if !values.is_empty() {
         text.push_str("\n| | |\n|---|---|\n");
     }

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use divvy_model::{Allocation, ContainerShare, GpuShare, MiB, names};
-use divvy_share::limits::Limits;
-use divvy_testbed::api::{ApiServer, Listening, Options};
+use divvy_share::limits::ShareLimits;
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
 use divvy_testbed::builders;
-use divvy_testbed::node::{Node, NodePaths, NodeSpec};
-use divvy_testbed::programs::Program as Part;
+use divvy_testbed::node::{NodeDescription, NodePaths, TestbedNode};
+use divvy_testbed::programs::ChildProgram as Part;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::container::Container;
-use crate::driver::Driver;
+use crate::container::GpuCheckContainer;
+use crate::driver::CheckedDriver;
 use crate::pack::Pack;
-use crate::program::Program;
+use crate::program::CheckProgram;
 
 const NODE: &str = "n1";
 /// How long a step of the agent may take.
@@ -31,7 +31,7 @@ const MIB_PER_GIB: u64 = 1024;
 pub(crate) struct Rig {
     api: ApiServer,
     _listening: Listening,
-    node: Node,
+    node: TestbedNode,
     paths: NodePaths,
     directory: PathBuf,
     agent: Part,
@@ -41,18 +41,18 @@ pub(crate) struct Rig {
 
 impl Rig {
     /// Start the probe and the agent, and wait until the node offers the GPU.
-    pub(crate) async fn start(pack: &Pack, driver: &Driver, directory: &Path) -> Result<Rig> {
+    pub(crate) async fn start(pack: &Pack, driver: &CheckedDriver, directory: &Path) -> Result<Rig> {
         // A new one each time: after a check that failed, the agent and its state are new.
         let mut builder = tempfile::Builder::new();
         let directory = builder.prefix("rig").rand_bytes(4).tempdir_in(directory)?.keep();
-        let api = ApiServer::new(Options::default());
+        let api = ApiServer::new(ApiServerOptions::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await?;
         fs::write(directory.join("kubeconfig"), api.kubeconfig_for(listening.addr(), "agent"))?;
-        let mut spec = NodeSpec::new(NODE, &directory);
+        let mut spec = NodeDescription::new(NODE, &directory);
         spec.gpu_minors = driver.gpus.iter().map(|gpu| gpu.minor).collect();
         let paths = spec.paths();
         install_driver(&paths.sys_root, &driver.version)?;
-        let node = Node::start(api.client(), spec).await?;
+        let node = TestbedNode::start(api.client(), spec).await?;
         let probe = start_probe(pack, driver, &paths, &directory)?;
         let agent = start_agent(pack, &paths, &directory, &[])?;
         let mut rig = Rig {
@@ -81,7 +81,7 @@ impl Rig {
     }
 
     /// Create a pod with this share of the GPU, in GiB and percent, and wait until its container has started.
-    pub(crate) async fn pod(&mut self, pack: &Pack, driver: &Driver, gib: u64, percent: u32) -> Result<Pod> {
+    pub(crate) async fn pod(&mut self, pack: &Pack, driver: &CheckedDriver, gib: u64, percent: u32) -> Result<SharePod> {
         self.pods += 1;
         let name = format!("p{}", self.pods);
         let pod = self.api.create("pods", manifest(&name, &driver.gpu().uuid, gib, percent))?;
@@ -90,8 +90,8 @@ impl Rig {
         let limits = share.join(&driver.gpu().uuid).join("limits");
         self.wait(&format!("the files of pod {name}"), |_| limits.exists().then_some(()))
             .await?;
-        Ok(Pod {
-            container: Container::new(pack, driver, &share)?,
+        Ok(SharePod {
+            container: GpuCheckContainer::new(pack, driver, &share)?,
             name,
             uid,
             limits,
@@ -101,7 +101,7 @@ impl Rig {
     }
 
     /// Delete a pod, and wait until the agent has removed its files.
-    pub(crate) async fn delete(&mut self, pod: Pod) -> Result<()> {
+    pub(crate) async fn delete(&mut self, pod: SharePod) -> Result<()> {
         self.api
             .delete("pods", "default", &pod.name, &divvy_testbed::api::DeleteOptions::default())?;
         self.wait(&format!("the end of pod {}", pod.name), |_| {
@@ -111,7 +111,7 @@ impl Rig {
     }
 
     /// Return the text of a pod's event with this reason.
-    pub(crate) fn event(&self, pod: &Pod, reason: &str) -> Option<String> {
+    pub(crate) fn event(&self, pod: &SharePod, reason: &str) -> Option<String> {
         let events = self.api.list("events", "default").ok()?;
         let of_pod = |event: &&Value| event["reason"] == reason && event["involvedObject"]["name"] == pod.name.as_str();
         let event = events.iter().find(of_pod)?;
@@ -135,8 +135,8 @@ impl Rig {
 
 /// A pod with a share of the GPU.
 #[derive(Debug)]
-pub(crate) struct Pod {
-    pub(crate) container: Container,
+pub(crate) struct SharePod {
+    pub(crate) container: GpuCheckContainer,
     pub(crate) bytes: u64,
     name: String,
     uid: String,
@@ -145,11 +145,11 @@ pub(crate) struct Pod {
     proc: PathBuf,
 }
 
-impl Pod {
+impl SharePod {
     /// Return what the agent has written for the guard.
-    pub(crate) fn limits(&self) -> Result<Limits> {
+    pub(crate) fn limits(&self) -> Result<ShareLimits> {
         let bytes = fs::read(&self.limits)?;
-        let read = Limits::from_bytes(&bytes);
+        let read = ShareLimits::from_bytes(&bytes);
         read.map(|(_, limits)| limits)
             .map_err(|error| anyhow::anyhow!("{}: {error}", self.limits.display()))
     }
@@ -165,7 +165,7 @@ impl Pod {
     }
 
     /// Start the program in the pod, with the guard or with another library.
-    pub(crate) fn program(&self, pack: &Pack, driver: &Driver, library: &Path) -> Result<Program> {
+    pub(crate) fn program(&self, pack: &Pack, driver: &CheckedDriver, library: &Path) -> Result<CheckProgram> {
         let program = driver.program(pack, library)?;
         self.adopt(program.pid(), program.pid())?;
         Ok(program)
@@ -212,7 +212,7 @@ fn socket(directory: &Path) -> String {
     format!("unix:{}", directory.join("probe.sock").display())
 }
 
-fn start_probe(pack: &Pack, driver: &Driver, paths: &NodePaths, directory: &Path) -> Result<Part> {
+fn start_probe(pack: &Pack, driver: &CheckedDriver, paths: &NodePaths, directory: &Path) -> Result<Part> {
     let words: Vec<String> = pack
         .words("divvy-probe")?
         .iter()

@@ -19,7 +19,7 @@ use object::{Endianness, U16, U64};
 
 /// An export that could not be removed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ExportError {
     /// The loader does not know the library.
     #[error("the loader knows no library at this address")]
     NoLibrary,
@@ -41,30 +41,30 @@ pub enum Error {
 /// # Errors
 ///
 /// The library's own file cannot be read, or its memory cannot be written.
-pub fn remove(own: *const (), is_missing: impl Fn(&str) -> bool) -> Result<(), Error> {
+pub fn remove(own: *const (), is_missing: impl Fn(&str) -> bool) -> Result<(), ExportError> {
     let (file, base) = library(own)?;
     let bytes = std::fs::read(Path::new(std::ffi::OsStr::from_bytes(file.to_bytes())));
     let name = || file.to_string_lossy().into_owned();
-    let bytes = bytes.map_err(|error| Error::File(name(), error))?;
-    let places = places(&bytes, is_missing).map_err(|error| Error::Format(name(), error))?;
+    let bytes = bytes.map_err(|error| ExportError::File(name(), error))?;
+    let places = places(&bytes, is_missing).map_err(|error| ExportError::Format(name(), error))?;
     for place in places {
-        hide(base + place).map_err(Error::Memory)?;
+        hide(base + place).map_err(ExportError::Memory)?;
     }
     Ok(())
 }
 
 /// Return the file of the library that has an address, and where the loader has put it.
-fn library(own: *const ()) -> Result<(&'static CStr, usize), Error> {
+fn library(own: *const ()) -> Result<(&'static CStr, usize), ExportError> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the loader only compares the address; `info` is valid for writes, and all zeros are a valid Dl_info.
     let info = unsafe {
         if libc::dladdr(own.cast(), info.as_mut_ptr()) == 0 {
-            return Err(Error::NoLibrary);
+            return Err(ExportError::NoLibrary);
         }
         info.assume_init()
     };
     if info.dli_fname.is_null() {
-        return Err(Error::NoLibrary);
+        return Err(ExportError::NoLibrary);
     }
     // SAFETY: the loader's own name of the library, which it keeps as long as the library is loaded. The caller is in that library.
     let file = unsafe { CStr::from_ptr(info.dli_fname) };

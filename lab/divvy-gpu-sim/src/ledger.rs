@@ -37,7 +37,7 @@ const MAX_SLOTS: u64 = 65536;
 
 /// An error of the ledger.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum LedgerError {
     /// The file cannot be opened, read, or written.
     #[error("the ledger {path}: {source}; set DIVVY_NVML_SIM_LEDGER to a directory that this process can write to")]
     Io {
@@ -67,14 +67,14 @@ pub fn directory() -> Option<PathBuf> {
 
 /// The ledger of one GPU.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct GpuLedger {
     file: File,
     path: PathBuf,
 }
 
 /// What one process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
+pub struct ProcessUsage {
     /// The process.
     pub pid: u32,
     /// The memory that it holds.
@@ -83,16 +83,16 @@ pub struct Usage {
     pub busy_ns: u64,
 }
 
-impl Ledger {
+impl GpuLedger {
     /// Open the ledger of a GPU. Create it if it does not exist.
-    pub fn open(directory: &Path, uuid: &str) -> Result<Ledger, Error> {
+    pub fn open(directory: &Path, uuid: &str) -> Result<GpuLedger, LedgerError> {
         let path = directory.join(uuid);
         let mut options = OpenOptions::new();
         let file = match options.read(true).write(true).create(true).truncate(false).open(&path) {
             Ok(file) => file,
-            Err(source) => return Err(Error::Io { path, source }),
+            Err(source) => return Err(LedgerError::Io { path, source }),
         };
-        let mut ledger = Ledger { file, path };
+        let mut ledger = GpuLedger { file, path };
         ledger.locked(libc::F_WRLCK, |ledger| {
             if ledger.length()? == 0 {
                 ledger.write(0, &[MAGIC, [0; 8]].concat())?;
@@ -106,7 +106,7 @@ impl Ledger {
     }
 
     /// Take a slot for this process. It lasts as long as the value, or its copy in a forked child.
-    pub fn claim(mut self) -> Result<Slot, Error> {
+    pub fn claim(mut self) -> Result<LedgerSlot, LedgerError> {
         let index = self.locked(libc::F_WRLCK, |ledger| {
             for index in 0..MAX_SLOTS {
                 if ledger.lock(libc::F_OFD_SETLK, libc::F_WRLCK, at(index))? {
@@ -117,14 +117,14 @@ impl Ledger {
                     return Ok(index);
                 }
             }
-            Err(Error::Full {
+            Err(LedgerError::Full {
                 path: ledger.path.clone(),
             })
         })?;
         let journal = self.locked(libc::F_WRLCK, |ledger| {
             Journal::begin(&ledger.path, index).map_err(|source| ledger.failed(source))
         })?;
-        Ok(Slot {
+        Ok(LedgerSlot {
             ledger: self,
             journal,
             index,
@@ -134,14 +134,14 @@ impl Ledger {
     }
 
     /// Return what each living process holds at one moment.
-    pub fn usage(&mut self) -> Result<Vec<Usage>, Error> {
+    pub fn usage(&mut self) -> Result<Vec<ProcessUsage>, LedgerError> {
         self.locked(libc::F_RDLCK, |ledger| {
             Ok(ledger.living()?.into_iter().map(|(_, usage)| usage).collect())
         })
     }
 
     /// Return when each living process has kept the GPU busy, or will with what it has launched.
-    pub fn work(&mut self) -> Result<Vec<Work>, Error> {
+    pub fn work(&mut self) -> Result<Vec<Work>, LedgerError> {
         self.locked(libc::F_RDLCK, |ledger| {
             let living = ledger.living()?.into_iter().filter(|(_, usage)| usage.busy_ns > 0);
             let work = living.map(|(index, usage)| work::read(&ledger.path, index, usage.pid));
@@ -150,23 +150,23 @@ impl Ledger {
     }
 
     /// Return the slots of living processes, with their indices.
-    fn living(&self) -> Result<Vec<(u64, Usage)>, Error> {
+    fn living(&self) -> Result<Vec<(u64, ProcessUsage)>, LedgerError> {
         let mut living = Vec::new();
         for (index, usage) in self.slots()? {
             if self.is_held(index)? {
                 let pid = self.pid_here(index)?.unwrap_or(usage.pid);
-                living.push((index, Usage { pid, ..usage }));
+                living.push((index, ProcessUsage { pid, ..usage }));
             }
         }
         Ok(living)
     }
 
-    fn length(&self) -> Result<u64, Error> {
+    fn length(&self) -> Result<u64, LedgerError> {
         Ok(self.file.metadata().map_err(|source| self.failed(source))?.len())
     }
 
     /// Return the slots that have ever been used, with their indices, also those of processes that have ended.
-    fn slots(&self) -> Result<Vec<(u64, Usage)>, Error> {
+    fn slots(&self) -> Result<Vec<(u64, ProcessUsage)>, LedgerError> {
         let length = self.length()?;
         if length > at(MAX_SLOTS) || length < HEADER || !(length - HEADER).is_multiple_of(SLOT) {
             return Err(self.malformed());
@@ -178,7 +178,7 @@ impl Ledger {
         let (numbers, _) = bytes.as_chunks::<8>();
         let numbers: Vec<u64> = numbers.iter().map(|number| u64::from_le_bytes(*number)).collect();
         let (slots, _) = numbers.as_chunks::<3>();
-        let usage = |&[pid, bytes, busy_ns]: &[u64; 3]| Usage {
+        let usage = |&[pid, bytes, busy_ns]: &[u64; 3]| ProcessUsage {
             pid: u32::try_from(pid).unwrap_or(u32::MAX),
             bytes,
             busy_ns,
@@ -186,7 +186,7 @@ impl Ledger {
         Ok((0..).zip(slots.iter().map(usage)).collect())
     }
 
-    fn number<const N: usize>(&self, offset: u64) -> Result<[u8; N], Error> {
+    fn number<const N: usize>(&self, offset: u64) -> Result<[u8; N], LedgerError> {
         let mut bytes = [0; N];
         match self.file.read_exact_at(&mut bytes, offset) {
             Ok(()) => Ok(bytes),
@@ -195,12 +195,12 @@ impl Ledger {
         }
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), LedgerError> {
         self.file.write_all_at(bytes, offset).map_err(|source| self.failed(source))
     }
 
     /// Do something while no other process changes the ledger. It is `&mut`, because the lock does not exclude other threads of this process.
-    fn locked<T>(&mut self, kind: i32, body: impl FnOnce(&mut Ledger) -> Result<T, Error>) -> Result<T, Error> {
+    fn locked<T>(&mut self, kind: i32, body: impl FnOnce(&mut GpuLedger) -> Result<T, LedgerError>) -> Result<T, LedgerError> {
         self.lock(libc::F_OFD_SETLKW, kind, 0)?;
         let done = body(self);
         self.lock(libc::F_OFD_SETLK, libc::F_UNLCK, 0)?;
@@ -208,7 +208,7 @@ impl Ledger {
     }
 
     /// Change the lock of one byte. Return false if another one has it.
-    fn lock(&self, command: i32, kind: i32, offset: u64) -> Result<bool, Error> {
+    fn lock(&self, command: i32, kind: i32, offset: u64) -> Result<bool, LedgerError> {
         let flock = byte(kind, offset);
         loop {
             let argument = match command {
@@ -225,7 +225,7 @@ impl Ledger {
     }
 
     /// Report whether another open file description has the lock of this slot.
-    fn is_held(&self, index: u64) -> Result<bool, Error> {
+    fn is_held(&self, index: u64) -> Result<bool, LedgerError> {
         let mut flock = byte(libc::F_WRLCK, at(index));
         match fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut flock)) {
             Ok(_) => Ok(i32::from(flock.l_type) != libc::F_UNLCK),
@@ -235,7 +235,7 @@ impl Ledger {
 
     /// Return the PID of a slot's process in the PID namespace of this process. `None` if it is this process, or if the process has closed another
     /// descriptor of the file, which ends its lock.
-    fn pid_here(&self, index: u64) -> Result<Option<u32>, Error> {
+    fn pid_here(&self, index: u64) -> Result<Option<u32>, LedgerError> {
         let mut flock = byte(libc::F_WRLCK, at(index) + 1);
         match fcntl(&self.file, FcntlArg::F_GETLK(&mut flock)) {
             Ok(_) if i32::from(flock.l_type) == libc::F_UNLCK => Ok(None),
@@ -244,15 +244,15 @@ impl Ledger {
         }
     }
 
-    fn failed(&self, source: io::Error) -> Error {
-        Error::Io {
+    fn failed(&self, source: io::Error) -> LedgerError {
+        LedgerError::Io {
             path: self.path.clone(),
             source,
         }
     }
 
-    fn malformed(&self) -> Error {
-        Error::Malformed { path: self.path.clone() }
+    fn malformed(&self) -> LedgerError {
+        LedgerError::Malformed { path: self.path.clone() }
     }
 }
 
@@ -273,15 +273,15 @@ fn byte(kind: i32, offset: u64) -> libc::flock {
 
 /// The slot of this process.
 #[derive(Debug)]
-pub struct Slot {
-    ledger: Ledger,
+pub struct LedgerSlot {
+    ledger: GpuLedger,
     journal: Journal,
     index: u64,
     held: u64,
     busy_ns: u64,
 }
 
-impl Slot {
+impl LedgerSlot {
     /// Return how much the process holds.
     pub fn held(&self) -> u64 {
         self.held
@@ -289,7 +289,7 @@ impl Slot {
 
     /// Hold this many bytes instead of what is held now. Return false, and change nothing, if all processes together would then hold more than
     /// the capacity.
-    pub fn hold(&mut self, bytes: u64, capacity: u64) -> Result<bool, Error> {
+    pub fn hold(&mut self, bytes: u64, capacity: u64) -> Result<bool, LedgerError> {
         let (index, grows) = (self.index, bytes > self.held);
         let fits = self.ledger.locked(libc::F_WRLCK, |ledger| {
             if grows && bytes > capacity.saturating_sub(others(ledger, index, capacity.saturating_sub(bytes))?) {
@@ -305,14 +305,14 @@ impl Slot {
     }
 
     /// Return how much of the capacity no process holds.
-    pub fn free(&mut self, capacity: u64) -> Result<u64, Error> {
+    pub fn free(&mut self, capacity: u64) -> Result<u64, LedgerError> {
         let (index, held) = (self.index, self.held);
         let others = self.ledger.locked(libc::F_WRLCK, |ledger| others(ledger, index, 0))?;
         Ok(capacity.saturating_sub(others).saturating_sub(held))
     }
 
     /// Put work of this length behind all other work of the GPU. Return when it ends, on the given clock.
-    pub fn run(&mut self, now_ns: u64, length_ns: u64) -> Result<u64, Error> {
+    pub fn run(&mut self, now_ns: u64, length_ns: u64) -> Result<u64, LedgerError> {
         self.busy_ns = self.busy_ns.saturating_add(length_ns);
         let (index, busy_ns, journal) = (self.index, self.busy_ns, &mut self.journal);
         self.ledger.locked(libc::F_WRLCK, |ledger| {
@@ -328,7 +328,7 @@ impl Slot {
 
 /// Return the sum of what the other living processes hold. It may count processes that have ended as long as it is at most `enough`: whether a
 /// process lives costs a call of the kernel.
-fn others(ledger: &Ledger, own: u64, enough: u64) -> Result<u64, Error> {
+fn others(ledger: &GpuLedger, own: u64, enough: u64) -> Result<u64, LedgerError> {
     let slots = ledger.slots()?;
     let all = || slots.iter().filter(|(index, usage)| *index != own && usage.bytes > 0);
     let sum = all().fold(0u64, |sum, (_, usage)| sum.saturating_add(usage.bytes));

@@ -9,6 +9,6 @@ mod versions;
 mod work;
 
 pub use clock::monotonic;
-pub use ledger::{Error, Ledger, Slot, Usage, directory};
+pub use ledger::{GpuLedger, LedgerError, LedgerSlot, ProcessUsage, directory};
 pub use versions::{branch, cuda_version, parse_version};
 pub use work::Work;

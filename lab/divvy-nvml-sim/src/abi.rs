@@ -21,16 +21,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::machine::{Card, Machine};
-use crate::sim::{Code, Inner, sim};
+use crate::machine::{NvmlCard, NvmlMachine};
+use crate::sim::{NvmlFailure, NvmlSimState, sim};
 
-const INVALID_ARGUMENT: Code = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
-const NOT_SUPPORTED: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
-const NOT_FOUND: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
-const INSUFFICIENT_SIZE: Code = ffi::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
+const INVALID_ARGUMENT: NvmlFailure = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
+const NOT_SUPPORTED: NvmlFailure = ffi::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
+const NOT_FOUND: NvmlFailure = ffi::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
+const INSUFFICIENT_SIZE: NvmlFailure = ffi::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
 
 /// Run a symbol's body and return its code. A panic becomes NVML_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
-fn answer(body: impl FnOnce() -> Result<(), Code>) -> ffi::nvmlReturn_t {
+fn answer(body: impl FnOnce() -> Result<(), NvmlFailure>) -> ffi::nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => ffi::nvmlReturn_enum_NVML_SUCCESS,
         Ok(Err(code)) => code,
@@ -39,12 +39,15 @@ fn answer(body: impl FnOnce() -> Result<(), Code>) -> ffi::nvmlReturn_t {
 }
 
 /// Run a call that concerns the whole machine.
-fn machine_call<T>(work: impl FnOnce(&Machine) -> Result<T, Code>) -> Result<T, Code> {
+fn machine_call<T>(work: impl FnOnce(&NvmlMachine) -> Result<T, NvmlFailure>) -> Result<T, NvmlFailure> {
     sim().call(|_, machine| work(machine))
 }
 
 /// Run a call that concerns one GPU. Fail if the GPU is lost.
-fn device_call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize) -> Result<T, Code>) -> Result<T, Code> {
+fn device_call<T>(
+    device: ffi::nvmlDevice_t,
+    work: impl FnOnce(&NvmlSimState, &NvmlCard, usize) -> Result<T, NvmlFailure>,
+) -> Result<T, NvmlFailure> {
     let index = index_of(device)?;
     sim().call(|inner, machine| {
         let card = inner.present(machine, index)?;
@@ -58,7 +61,7 @@ fn handle_of(index: usize) -> ffi::nvmlDevice_t {
 }
 
 /// Return the index of a GPU's handle. As in NVML, a MIG device's handle is an invalid argument for calls that concern a GPU.
-fn index_of(device: ffi::nvmlDevice_t) -> Result<usize, Code> {
+fn index_of(device: ffi::nvmlDevice_t) -> Result<usize, NvmlFailure> {
     device
         .addr()
         .checked_sub(1)
@@ -70,7 +73,7 @@ fn index_of(device: ffi::nvmlDevice_t) -> Result<usize, Code> {
 ///
 /// # Safety
 /// `to` is null or valid for a write of `T`.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
+unsafe fn put<T>(to: *mut T, value: T) -> Result<(), NvmlFailure> {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
@@ -83,7 +86,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
 ///
 /// # Safety
 /// `to` is null or valid for writes of `length` bytes.
-unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Result<(), Code> {
+unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Result<(), NvmlFailure> {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
     }
@@ -103,7 +106,7 @@ unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Result<(), Co
 ///
 /// # Safety
 /// `from` is null or a terminated C string.
-unsafe fn get_text<'a>(from: *const c_char) -> Result<&'a str, Code> {
+unsafe fn get_text<'a>(from: *const c_char) -> Result<&'a str, NvmlFailure> {
     if from.is_null() {
         return Err(INVALID_ARGUMENT);
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Changes to the described machine. A missing field means that the description applies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(crate) struct Changes {
+pub(crate) struct MachineChanges {
     /// The error code of nvmlInit; 0 means success.
     pub(crate) init_error: u32,
     /// The time until which calls block, in milliseconds since 1970. It is wall-clock time, because it must outlive the process.
@@ -56,7 +56,7 @@ pub(crate) struct GpuChanges {
     /// What the driver counts and reports about the GPU's health, instead of what is described.
     pub(crate) health: Option<MachineHealth>,
     /// What the driver measures, in place of the simulated values.
-    pub(crate) gauges: Gauges,
+    pub(crate) gauges: GaugeChanges,
     /// The energy that was used up to the latest change of the power.
     pub(crate) energy: Energy,
     /// The MIG devices, if they are not the described ones.
@@ -72,13 +72,13 @@ pub(crate) struct GpuChanges {
     /// The error code of nvmlDeviceGetProcessUtilization; 0 means success.
     pub(crate) utilization_error: u32,
     /// The limits of cgroups, by the full path of the cgroup's directory.
-    pub(crate) limits: BTreeMap<String, Limit>,
+    pub(crate) limits: BTreeMap<String, CgroupLimit>,
 }
 
 /// Measurements in place of the simulated ones.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct Gauges {
+pub(crate) struct GaugeChanges {
     /// What the driver reserves of the memory, in MiB.
     pub(crate) reserved_mib: u64,
     pub(crate) memory_percent: Option<u32>,
@@ -133,7 +133,7 @@ pub(crate) enum LimitMode {
 
 /// The limits of a cgroup on one GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Limit {
+pub(crate) struct CgroupLimit {
     pub(crate) soft: u64,
     pub(crate) hard: u64,
 }
@@ -168,12 +168,12 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 /// Read the state file.
-pub(crate) fn read(path: &Path) -> io::Result<Changes> {
+pub(crate) fn read(path: &Path) -> io::Result<MachineChanges> {
     serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
 }
 
 /// Replace the state file atomically.
-pub(crate) fn write(path: &Path, changes: &Changes) -> io::Result<()> {
+pub(crate) fn write(path: &Path, changes: &MachineChanges) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));
     fs::write(&temporary, serde_json::to_vec(changes).map_err(io::Error::other)?)?;
@@ -191,7 +191,7 @@ mod tests {
         let path = state_file(&dir.path().join("control"));
         assert_eq!(path, dir.path().join("control.state"));
         assert_eq!(stamp(&path), None);
-        let mut changes = Changes::default();
+        let mut changes = MachineChanges::default();
         let mut stamps = Vec::new();
         for lost in [true, false] {
             changes.gpus.entry(1).or_default().lost = lost;

@@ -11,15 +11,15 @@ use divvy_model::machine::MachineHealth;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Division, EventErrors, Gauges, GpuChanges, Instance, LimitMode};
-use crate::machine::Machine;
-use crate::sim::{Event, Refusal, complain, now_ms, sim};
+use crate::changes::{Division, EventErrors, GaugeChanges, GpuChanges, Instance, LimitMode, MachineChanges};
+use crate::machine::NvmlMachine;
+use crate::sim::{ChangeRefusal, XidEvent, complain, now_ms, sim};
 
 const MAX_LINE: u64 = 64 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
-enum Request {
+enum ControlRequest {
     Xid {
         gpu: u32,
         xid: u64,
@@ -71,7 +71,7 @@ enum Request {
     },
     Gauges {
         gpu: u32,
-        gauges: Gauges,
+        gauges: GaugeChanges,
     },
     Init {
         error: u32,
@@ -162,7 +162,9 @@ fn serve(stream: &UnixStream) {
             // The connection has ended or failed, or the line is too long.
             _ => return,
         }
-        let answer = serde_json::from_slice(&line).map_err(Refusal::Request).and_then(perform);
+        let answer = serde_json::from_slice(&line)
+            .map_err(ChangeRefusal::Request)
+            .and_then(perform);
         let mut text = answer
             .unwrap_or_else(|refusal| json!({ "err": refusal.to_string() }))
             .to_string();
@@ -173,24 +175,24 @@ fn serve(stream: &UnixStream) {
     }
 }
 
-fn perform(request: Request) -> Result<Value, Refusal> {
+fn perform(request: ControlRequest) -> Result<Value, ChangeRefusal> {
     match request {
-        Request::Xid { gpu, xid, instances } => {
-            let delivered = sim().xid(Event {
+        ControlRequest::Xid { gpu, xid, instances } => {
+            let delivered = sim().xid(XidEvent {
                 gpu: gpu as usize,
                 xid,
                 instances,
             })?;
             return Ok(json!({ "ok": true, "delivered": delivered }));
         }
-        Request::State {} => {
+        ControlRequest::State {} => {
             let (changes, machine) = sim().state()?;
             let uuids: Vec<_> = machine.cards.iter().map(|card| &card.uuid).collect();
             let state = json!({ "node": machine.name, "uuids": uuids, "changes": changes, "gpm_samples": sim().samples() });
             return Ok(json!({ "ok": true, "state": state }));
         }
-        Request::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,
-        Request::Memory {
+        ControlRequest::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,
+        ControlRequest::Memory {
             gpu,
             pid,
             used_mib,
@@ -200,7 +202,7 @@ fn perform(request: Request) -> Result<Value, Refusal> {
         } => sim().change(|changes, machine| {
             let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
             if used_mib > total {
-                return Err(Refusal::Memory { gpu, total, used_mib });
+                return Err(ChangeRefusal::Memory { gpu, total, used_mib });
             }
             let changed = this_gpu(changes, machine, gpu)?;
             changed.processes.insert(pid, used_mib);
@@ -219,13 +221,13 @@ fn perform(request: Request) -> Result<Value, Refusal> {
             };
             Ok(())
         })?,
-        Request::Mig { gpu, devices } => sim().change(|changes, machine| {
+        ControlRequest::Mig { gpu, devices } => sim().change(|changes, machine| {
             this_gpu(changes, machine, gpu)?.mig = Some(Division(devices));
             changes.descriptions += 1;
             Ok(())
         })?,
-        Request::Temperature { gpu, celsius } => change_gpu(gpu, |gpu| gpu.temperature = Some(celsius))?,
-        Request::Ecc {
+        ControlRequest::Temperature { gpu, celsius } => change_gpu(gpu, |gpu| gpu.temperature = Some(celsius))?,
+        ControlRequest::Ecc {
             gpu,
             corrected,
             uncorrected,
@@ -238,30 +240,30 @@ fn perform(request: Request) -> Result<Value, Refusal> {
             });
             Ok(())
         })?,
-        Request::Health { gpu, health } => change_gpu(gpu, |gpu| gpu.health = Some(health))?,
-        Request::Gauges { gpu, gauges } => change_gpu(gpu, |gpu| gpu.gauges = gauges)?,
-        Request::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
-        Request::Init { error } => sim().change(|changes, _| {
+        ControlRequest::Health { gpu, health } => change_gpu(gpu, |gpu| gpu.health = Some(health))?,
+        ControlRequest::Gauges { gpu, gauges } => change_gpu(gpu, |gpu| gpu.gauges = gauges)?,
+        ControlRequest::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
+        ControlRequest::Init { error } => sim().change(|changes, _| {
             changes.init_error = error;
             Ok(())
         })?,
-        Request::Events(errors) => sim().change(|changes, _| {
+        ControlRequest::Events(errors) => sim().change(|changes, _| {
             changes.events = errors;
             Ok(())
         })?,
-        Request::MigMode { gpu, error } => change_gpu(gpu, |gpu| gpu.mig_mode_error = error)?,
-        Request::Register { gpu, error } => change_gpu(gpu, |gpu| gpu.register = error)?,
-        Request::LimitMode { mode } => sim().change(|changes, _| {
+        ControlRequest::MigMode { gpu, error } => change_gpu(gpu, |gpu| gpu.mig_mode_error = error)?,
+        ControlRequest::Register { gpu, error } => change_gpu(gpu, |gpu| gpu.register = error)?,
+        ControlRequest::LimitMode { mode } => sim().change(|changes, _| {
             changes.limit_mode = mode;
             Ok(())
         })?,
-        Request::ProcessUtilization { gpu, error } => change_gpu(gpu, |gpu| gpu.utilization_error = error)?,
-        Request::Limit { gpu, error } => change_gpu(gpu, |gpu| gpu.limit_error = error)?,
-        Request::Describe {} => sim().change(|changes, _| {
+        ControlRequest::ProcessUtilization { gpu, error } => change_gpu(gpu, |gpu| gpu.utilization_error = error)?,
+        ControlRequest::Limit { gpu, error } => change_gpu(gpu, |gpu| gpu.limit_error = error)?,
+        ControlRequest::Describe {} => sim().change(|changes, _| {
             changes.descriptions += 1;
             Ok(())
         })?,
-        Request::Hang { seconds } => sim().change(|changes, _| {
+        ControlRequest::Hang { seconds } => sim().change(|changes, _| {
             let until = now_ms().saturating_add(seconds.saturating_mul(1000));
             changes.hang_until_ms = if seconds == 0 { 0 } else { until };
             Ok(())
@@ -270,17 +272,17 @@ fn perform(request: Request) -> Result<Value, Refusal> {
     Ok(json!({ "ok": true }))
 }
 
-fn change_gpu(gpu: u32, edit: impl FnOnce(&mut GpuChanges)) -> Result<(), Refusal> {
+fn change_gpu(gpu: u32, edit: impl FnOnce(&mut GpuChanges)) -> Result<(), ChangeRefusal> {
     sim().change(|changes, machine| {
         edit(this_gpu(changes, machine, gpu)?);
         Ok(())
     })
 }
 
-fn this_gpu<'c>(changes: &'c mut Changes, machine: &Machine, gpu: u32) -> Result<&'c mut GpuChanges, Refusal> {
+fn this_gpu<'c>(changes: &'c mut MachineChanges, machine: &NvmlMachine, gpu: u32) -> Result<&'c mut GpuChanges, ChangeRefusal> {
     let count = machine.cards.len();
     if gpu as usize >= count {
-        return Err(Refusal::NoGpu {
+        return Err(ChangeRefusal::NoGpu {
             gpu: gpu as usize,
             count,
         });

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::changes::{Changes, Energy, GpuChanges};
-use crate::machine::Card;
+use crate::changes::{Energy, GpuChanges, MachineChanges};
+use crate::machine::NvmlCard;
 
 /// Return the current utilization of a GPU in percent.
-pub(crate) fn utilization(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+pub(crate) fn utilization(card: &NvmlCard, changes: Option<&GpuChanges>) -> u32 {
     changes
         .and_then(|changes| changes.utilization)
         .unwrap_or(card.described.utilization)
@@ -16,7 +16,7 @@ pub(crate) fn utilization(card: &Card, changes: Option<&GpuChanges>) -> u32 {
 
 /// Return the power in mW. Without a set value, an A100 draws 43 W when it is idle and 324 W when it is busy, and other GPUs in proportion to their
 /// multiprocessors.
-pub(crate) fn power(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+pub(crate) fn power(card: &NvmlCard, changes: Option<&GpuChanges>) -> u32 {
     let set = changes.and_then(|changes| changes.gauges.power_milliwatts);
     set.unwrap_or_else(|| {
         let each = utilization(card, changes).saturating_mul(26).saturating_add(400);
@@ -25,19 +25,19 @@ pub(crate) fn power(card: &Card, changes: Option<&GpuChanges>) -> u32 {
 }
 
 /// Return the limit of the power in mW: without a set value, what a busy GPU draws.
-pub(crate) fn power_limit(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+pub(crate) fn power_limit(card: &NvmlCard, changes: Option<&GpuChanges>) -> u32 {
     let set = changes.and_then(|changes| changes.gauges.power_limit_milliwatts);
     set.unwrap_or_else(|| card.described.sms.saturating_mul(3000))
 }
 
 /// Return the performance state. An idle GPU is in the state 8.
-pub(crate) fn performance_state(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+pub(crate) fn performance_state(card: &NvmlCard, changes: Option<&GpuChanges>) -> u32 {
     let set = changes.and_then(|changes| changes.gauges.performance_state);
     set.unwrap_or(if utilization(card, changes) > 0 { 0 } else { 8 })
 }
 
 /// Return the energy in mJ: the integral of the power since the machine was started, when its driver was loaded.
-pub(crate) fn energy(card: &Card, changes: Option<&GpuChanges>, now: Duration) -> u64 {
+pub(crate) fn energy(card: &NvmlCard, changes: Option<&GpuChanges>, now: Duration) -> u64 {
     let set = changes.and_then(|changes| changes.gauges.energy_millijoules);
     set.unwrap_or_else(|| {
         let before = changes.map(|changes| changes.energy).unwrap_or_default();
@@ -48,7 +48,7 @@ pub(crate) fn energy(card: &Card, changes: Option<&GpuChanges>, now: Duration) -
 }
 
 /// Keep the energy that GPUs have used so far, if their power differs from now on.
-pub(crate) fn keep_energy(cards: &[Card], before: &Changes, next: &mut Changes, now: Duration) {
+pub(crate) fn keep_energy(cards: &[NvmlCard], before: &MachineChanges, next: &mut MachineChanges, now: Duration) {
     for (index, card) in (0..).zip(cards) {
         let of = before.gpus.get(&index);
         if power(card, of) != power(card, next.gpus.get(&index)) {
@@ -65,13 +65,13 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Return the memory's temperature in °C. Only the data center GPUs with HBM have the sensor.
-pub(crate) fn memory_celsius(card: &Card, changes: Option<&GpuChanges>, gpu_celsius: u32) -> Option<u32> {
+pub(crate) fn memory_celsius(card: &NvmlCard, changes: Option<&GpuChanges>, gpu_celsius: u32) -> Option<u32> {
     let set = changes.and_then(|changes| changes.gauges.memory_celsius);
     set.or_else(|| matches!(card.cc, (7 | 8, 0) | (9 | 10, _)).then(|| gpu_celsius.saturating_add(8)))
 }
 
 /// Return the current clock of the multiprocessors in MHz. An idle GPU lowers it.
-pub(crate) fn sm_clock(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+pub(crate) fn sm_clock(card: &NvmlCard, changes: Option<&GpuChanges>) -> u32 {
     let set = changes.and_then(|changes| changes.gauges.sm_clock_mhz);
     set.unwrap_or_else(|| match utilization(card, changes) {
         0 => card.described.clock_mhz.min(210),
@@ -81,7 +81,7 @@ pub(crate) fn sm_clock(card: &Card, changes: Option<&GpuChanges>) -> u32 {
 
 /// Return a value of GPU Performance Monitoring in percent or MiB/s; `None` if the simulated GPU does not have the metric. Without a set value, a GPU instance
 /// is as busy as its GPU.
-pub(crate) fn gpm(card: &Card, changes: Option<&GpuChanges>, instance: Option<u32>, metric: u32) -> Option<f64> {
+pub(crate) fn gpm(card: &NvmlCard, changes: Option<&GpuChanges>, instance: Option<u32>, metric: u32) -> Option<f64> {
     let gauges = changes.map(|changes| &changes.gauges);
     let set = match instance {
         None => gauges.map(|gauges| &gauges.gpm),
@@ -111,21 +111,21 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::changes::Gauges;
-    use crate::machine::Machine;
+    use crate::changes::GaugeChanges;
+    use crate::machine::NvmlMachine;
 
-    fn machine() -> Machine {
+    fn machine() -> NvmlMachine {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("m.toml");
         let gpu = "[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\nsms = 100\n";
         std::fs::write(&path, format!("v = 1\n[[node]]\nname = \"n\"\n{gpu}{gpu}")).expect("file");
-        Machine::load(&path, None, &Changes::default()).expect("a machine")
+        NvmlMachine::load(&path, None, &MachineChanges::default()).expect("a machine")
     }
 
     #[test]
     fn energy_is_the_integral_of_a_power_that_changes() {
         let machine = machine();
-        let energies = |changes: &Changes, seconds: u64| {
+        let energies = |changes: &MachineChanges, seconds: u64| {
             let of = |index: u32| {
                 let card = &machine.cards[index as usize];
                 energy(card, changes.gpus.get(&index), Duration::from_secs(seconds))
@@ -133,7 +133,7 @@ mod tests {
             [of(0), of(1)]
         };
         // An idle GPU with 100 multiprocessors draws 40 W, a busy one 300 W.
-        let idle = Changes::default();
+        let idle = MachineChanges::default();
         assert_eq!(energies(&idle, 10), [400_000; 2]);
         let mut busy = idle.clone();
         busy.gpus.entry(1).or_default().utilization = Some(100);
@@ -162,11 +162,11 @@ mod tests {
         assert_eq!(metrics(&changes), [Some(50.0), Some(30.0), None]);
         assert_eq!((sm_clock(card, None), sm_clock(card, Some(&changes))), (210, 1410));
         assert_eq!(memory_celsius(card, Some(&changes), 35), Some(43));
-        changes.gauges = Gauges {
+        changes.gauges = GaugeChanges {
             sm_clock_mhz: Some(7),
             memory_celsius: Some(8),
             gpm: BTreeMap::from([("1".to_owned(), Some(2.5)), ("5".to_owned(), None)]),
-            ..Gauges::default()
+            ..GaugeChanges::default()
         };
         let [graphics, tensor, integer] = metrics(&changes);
         assert_eq!((graphics, tensor.map(f64::is_nan), integer), (Some(2.5), Some(true), None));

@@ -6,20 +6,20 @@ use divvy_gpu_sim::description::{self, BadGpu, DescriptionError};
 use divvy_model::LinkKind;
 use divvy_model::machine::{MachineFabric, MachineGpu, MachineMig, MachineNode};
 
-use crate::changes::{Changes, Division, Instance};
+use crate::changes::{Division, Instance, MachineChanges};
 
 /// One node of the description.
 #[derive(Debug)]
-pub(crate) struct Machine {
+pub(crate) struct NvmlMachine {
     pub(crate) name: String,
     /// The driver's version, such as `550.54.15`.
     pub(crate) driver: String,
-    pub(crate) cards: Vec<Card>,
+    pub(crate) cards: Vec<NvmlCard>,
 }
 
 /// One GPU.
 #[derive(Debug)]
-pub(crate) struct Card {
+pub(crate) struct NvmlCard {
     pub(crate) uuid: String,
     pub(crate) minor: u32,
     pub(crate) pci: Pci,
@@ -28,13 +28,13 @@ pub(crate) struct Card {
     pub(crate) described: MachineGpu,
     /// For each NVLink, the index of the GPU at the other end.
     pub(crate) nvlinks: Vec<usize>,
-    pub(crate) mig: Vec<MigDevice>,
-    pub(crate) fabric: Option<Fabric>,
+    pub(crate) mig: Vec<SimMigDevice>,
+    pub(crate) fabric: Option<CardFabric>,
 }
 
 /// The place of a GPU in an NVLink fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fabric {
+pub(crate) struct CardFabric {
     pub(crate) cluster: [u8; 16],
     pub(crate) clique: u32,
     /// `NVML_GPU_FABRIC_STATE_…`.
@@ -43,7 +43,7 @@ pub(crate) struct Fabric {
 
 /// A MIG device.
 #[derive(Debug)]
-pub(crate) struct MigDevice {
+pub(crate) struct SimMigDevice {
     pub(crate) uuid: String,
     pub(crate) gpu_instance: u32,
     pub(crate) compute_instance: u32,
@@ -76,9 +76,9 @@ impl Pci {
     }
 }
 
-impl Machine {
+impl NvmlMachine {
     /// Read the machine description, select a node (the one with this name, or the first), and divide its GPUs as `changes` says.
-    pub(crate) fn load(path: &Path, node: Option<&str>, changes: &Changes) -> Result<Machine, DescriptionError> {
+    pub(crate) fn load(path: &Path, node: Option<&str>, changes: &MachineChanges) -> Result<NvmlMachine, DescriptionError> {
         let mut node = description::read(path, node)?;
         for (index, changed) in &changes.gpus {
             if let (Some(gpu), Some(Division(devices))) = (node.gpus.get_mut(*index as usize), &changed.mig) {
@@ -91,10 +91,10 @@ impl Machine {
                 gpu.mig = devices.as_ref().map(|devices| devices.iter().map(device).collect());
             }
         }
-        Machine::of(&node)
+        NvmlMachine::of(&node)
     }
 
-    fn of(node: &MachineNode) -> Result<Machine, DescriptionError> {
+    fn of(node: &MachineNode) -> Result<NvmlMachine, DescriptionError> {
         let mut cards = Vec::with_capacity(node.gpus.len());
         for (index, described) in node.gpus.iter().enumerate() {
             let wrong = |what| DescriptionError::Gpu {
@@ -107,7 +107,7 @@ impl Machine {
                 .cc
                 .split_once('.')
                 .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-            cards.push(Card {
+            cards.push(NvmlCard {
                 uuid: node.gpu_uuid(index),
                 minor: node.gpu_minor(index),
                 pci: Pci::parse(&pci).ok_or_else(|| wrong(BadGpu::Pci(pci)))?,
@@ -119,7 +119,7 @@ impl Machine {
                     .iter()
                     .flatten()
                     .enumerate()
-                    .map(|(mig, of)| MigDevice {
+                    .map(|(mig, of)| SimMigDevice {
                         uuid: node.mig_uuid(index, mig),
                         gpu_instance: of.gpu_instance,
                         compute_instance: of.compute_instance,
@@ -133,7 +133,7 @@ impl Machine {
                     .transpose()?,
             });
         }
-        let mut machine = Machine {
+        let mut machine = NvmlMachine {
             name: node.name.clone(),
             driver: node.driver.clone(),
             cards,
@@ -200,17 +200,17 @@ impl Machine {
 }
 
 /// Return what NVML says about a fabric; `None` if its cluster is not a UUID.
-fn fabric(described: &MachineFabric) -> Option<Fabric> {
+fn fabric(described: &MachineFabric) -> Option<CardFabric> {
     let digits: String = described.cluster.chars().filter(|c| *c != '-').collect();
     let cluster = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
-    Some(Fabric {
+    Some(CardFabric {
         cluster: cluster.to_be_bytes(),
         clique: described.clique,
         state: described.state,
     })
 }
 
-impl Card {
+impl NvmlCard {
     pub(crate) fn is_mig_capable(&self) -> bool {
         self.described.mig_capable || self.described.mig.is_some()
     }
@@ -248,11 +248,11 @@ impl Card {
 mod tests {
     use super::*;
 
-    fn machine(text: &str) -> Result<Machine, DescriptionError> {
+    fn machine(text: &str) -> Result<NvmlMachine, DescriptionError> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("m.toml");
         std::fs::write(&path, text).expect("file");
-        Machine::load(&path, None, &Changes::default())
+        NvmlMachine::load(&path, None, &MachineChanges::default())
     }
 
     #[test]

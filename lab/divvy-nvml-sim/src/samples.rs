@@ -10,7 +10,7 @@ const KEPT: u64 = 16;
 
 /// How busy a GPU was with one process, from the sample before to this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sample {
+pub(crate) struct BusySample {
     pub(crate) pid: u32,
     /// When the sample was taken, in microseconds since 1970.
     pub(crate) at: u64,
@@ -19,16 +19,16 @@ pub(crate) struct Sample {
 
 /// One moment on two clocks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Now {
+pub(crate) struct SampleMoment {
     /// Since 1970.
     pub(crate) real: Duration,
     /// On the monotonic clock, which the ledger has.
     pub(crate) monotonic: Duration,
 }
 
-impl Now {
-    pub(crate) fn read() -> Now {
-        Now {
+impl SampleMoment {
+    pub(crate) fn read() -> SampleMoment {
+        SampleMoment {
             real: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             monotonic: divvy_gpu_sim::monotonic(),
         }
@@ -37,7 +37,13 @@ impl Now {
 
 /// Return the latest sample of each process that is newer than `since`, in microseconds since 1970. A process on which the GPU spent less than half a
 /// percent of a sample's time has none. `constant` are processes that always keep the GPU equally busy, by PID, in percent.
-pub(crate) fn latest(constant: &BTreeMap<u32, u32>, work: &[Work], period_ms: u64, now: &Now, since: u64) -> Vec<Sample> {
+pub(crate) fn latest(
+    constant: &BTreeMap<u32, u32>,
+    work: &[Work],
+    period_ms: u64,
+    now: &SampleMoment,
+    since: u64,
+) -> Vec<BusySample> {
     let period = period_ms.saturating_mul(1_000_000);
     let age = (now.real.as_nanos() % u128::from(period.max(1))) as u64;
     let newest = (now.real.as_nanos() as u64).saturating_sub(age);
@@ -57,7 +63,7 @@ pub(crate) fn latest(constant: &BTreeMap<u32, u32>, work: &[Work], period_ms: u6
             *percent.entry(of.pid).or_default() += part as u32;
         }
         for (pid, percent) in percent.into_iter().filter(|(_, percent)| *percent > 0) {
-            found.entry(pid).or_insert(Sample { pid, at, percent });
+            found.entry(pid).or_insert(BusySample { pid, at, percent });
         }
     }
     found.into_values().collect()
@@ -65,7 +71,7 @@ pub(crate) fn latest(constant: &BTreeMap<u32, u32>, work: &[Work], period_ms: u6
 
 #[cfg(test)]
 mod tests {
-    use divvy_gpu_sim::Ledger;
+    use divvy_gpu_sim::GpuLedger;
 
     use super::*;
 
@@ -74,9 +80,9 @@ mod tests {
     /// The real time when the monotonic clock was 0.
     const BOOT: Duration = Duration::from_secs(1_700_000_000);
 
-    fn at(ms: u64) -> Now {
+    fn at(ms: u64) -> SampleMoment {
         let monotonic = Duration::from_millis(ms);
-        Now {
+        SampleMoment {
             real: BOOT + monotonic,
             monotonic,
         }
@@ -89,7 +95,7 @@ mod tests {
     #[test]
     fn each_process_has_its_latest_sample_with_its_part_of_the_time() {
         let dir = tempfile::tempdir().expect("a directory");
-        let ledger = || Ledger::open(dir.path(), "GPU-1").expect("opened");
+        let ledger = || GpuLedger::open(dir.path(), "GPU-1").expect("opened");
         let (mut first, mut second) = (ledger().claim().expect("claimed"), ledger().claim().expect("claimed"));
         // The first one from 1,050 to 1,250 ms, the second one from 1,250 to 1,253 ms, and less than a percent later.
         first.run(1050 * MS, 200 * MS).expect("run");
@@ -122,7 +128,7 @@ mod tests {
         let constant = BTreeMap::from([(7, 40), (8, 0)]);
         for now in [1000, 1999] {
             let samples = latest(&constant, &[], 1000, &at(now), 0);
-            let [Sample { pid, at, percent }] = samples[..] else {
+            let [BusySample { pid, at, percent }] = samples[..] else {
                 panic!("{samples:?}")
             };
             assert_eq!((pid, at, percent), (7, micros(1000), 40));

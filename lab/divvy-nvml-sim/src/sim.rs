@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use divvy_gpu_sim::Ledger;
+use divvy_gpu_sim::GpuLedger;
 use divvy_gpu_sim::description::{self, DescriptionError};
 use divvy_model::machine::MachineHealth;
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::changes::{self, Changes, EventErrors, Limit, LimitMode, Stamp};
+use crate::changes::{self, CgroupLimit, EventErrors, LimitMode, MachineChanges, Stamp};
 use crate::gauges;
-use crate::machine::{Card, Machine};
-use crate::samples::{self, Now, Sample};
+use crate::machine::{NvmlCard, NvmlMachine};
+use crate::samples::{self, BusySample, SampleMoment};
 
 /// An `nvmlReturn_t` that is not success.
-pub(crate) type Code = ffi::nvmlReturn_t;
+pub(crate) type NvmlFailure = ffi::nvmlReturn_t;
 
 static SIM: Sim = Sim {
-    inner: Mutex::new(Inner::new()),
+    inner: Mutex::new(NvmlSimState::new()),
     changed: Condvar::new(),
 };
 
@@ -32,32 +32,32 @@ pub(crate) fn sim() -> &'static Sim {
 
 #[derive(Debug)]
 pub(crate) struct Sim {
-    inner: Mutex<Inner>,
+    inner: Mutex<NvmlSimState>,
     /// Signaled when an event is queued or a change is made.
     changed: Condvar,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct NvmlSimState {
     /// The number of nvmlInit calls that have no matching nvmlShutdown yet.
     references: u32,
     configured: bool,
-    machine: Option<Arc<Machine>>,
-    changes: Changes,
+    machine: Option<Arc<NvmlMachine>>,
+    changes: MachineChanges,
     /// The value of `changes.descriptions` for which `machine` was read.
     descriptions: u64,
     /// The file that stores the changes, with the stamp of the version that was read last.
     state: Option<(PathBuf, Option<Stamp>)>,
-    sets: BTreeMap<usize, EventSet>,
+    sets: BTreeMap<usize, SimEventSet>,
     last_set: usize,
     /// The samples of GPU Performance Monitoring, by number; `None` if nothing was read into a sample yet.
-    samples: BTreeMap<usize, Option<Measured>>,
+    samples: BTreeMap<usize, Option<SampleSubject>>,
     last_sample: usize,
 }
 
 /// What a sample of GPU Performance Monitoring is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Measured {
+pub(crate) struct SampleSubject {
     pub(crate) gpu: usize,
     /// The GPU instance, if it is about one.
     pub(crate) instance: Option<u32>,
@@ -66,14 +66,14 @@ pub(crate) struct Measured {
 }
 
 #[derive(Debug, Default)]
-struct EventSet {
+struct SimEventSet {
     gpus: BTreeSet<usize>,
-    queue: VecDeque<Event>,
+    queue: VecDeque<XidEvent>,
 }
 
 /// A critical XID of one GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Event {
+pub(crate) struct XidEvent {
     pub(crate) gpu: usize,
     pub(crate) xid: u64,
     /// The GPU instance and the compute instance, if only these are affected.
@@ -81,13 +81,13 @@ pub(crate) struct Event {
 }
 
 impl Sim {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, NvmlSimState> {
         // After a panic in one call, which `abi` catches, the values are still consistent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Block while the driver hangs, then return the lock.
-    fn gate(&self) -> MutexGuard<'_, Inner> {
+    fn gate(&self) -> MutexGuard<'_, NvmlSimState> {
         let mut inner = self.lock();
         loop {
             inner.refresh();
@@ -107,7 +107,7 @@ impl Sim {
 
     /// Handle nvmlInit. In the first call, `listen` opens the control socket at its path. This happens before the call passes the
     /// gate, because a request on the socket can end a hang.
-    pub(crate) fn init(&self, listen: impl FnOnce(PathBuf) -> io::Result<()>) -> Result<(), Code> {
+    pub(crate) fn init(&self, listen: impl FnOnce(PathBuf) -> io::Result<()>) -> Result<(), NvmlFailure> {
         self.lock().configure(listen);
         let mut inner = self.gate();
         if inner.changes.init_error != 0 {
@@ -124,7 +124,7 @@ impl Sim {
     }
 
     /// Handle nvmlShutdown.
-    pub(crate) fn shutdown(&self) -> Result<(), Code> {
+    pub(crate) fn shutdown(&self) -> Result<(), NvmlFailure> {
         let mut inner = self.gate();
         if inner.references == 0 {
             return Err(ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED);
@@ -139,14 +139,17 @@ impl Sim {
     }
 
     /// Handle any other call.
-    pub(crate) fn call<T>(&self, work: impl FnOnce(&mut Inner, &Machine) -> Result<T, Code>) -> Result<T, Code> {
+    pub(crate) fn call<T>(
+        &self,
+        work: impl FnOnce(&mut NvmlSimState, &NvmlMachine) -> Result<T, NvmlFailure>,
+    ) -> Result<T, NvmlFailure> {
         let mut inner = self.gate();
         let machine = inner.machine()?;
         work(&mut inner, &machine)
     }
 
     /// Handle nvmlEventSetWait: return the next event of the set, or time out.
-    pub(crate) fn wait(&self, set: usize, timeout: Duration) -> Result<Event, Code> {
+    pub(crate) fn wait(&self, set: usize, timeout: Duration) -> Result<XidEvent, NvmlFailure> {
         let deadline = Instant::now() + timeout;
         let mut inner = self.gate();
         loop {
@@ -169,7 +172,10 @@ impl Sim {
     }
 
     /// Change the state and store it in the state file. If it cannot be stored, the state stays unchanged.
-    pub(crate) fn change(&self, edit: impl FnOnce(&mut Changes, &Machine) -> Result<(), Refusal>) -> Result<(), Refusal> {
+    pub(crate) fn change(
+        &self,
+        edit: impl FnOnce(&mut MachineChanges, &NvmlMachine) -> Result<(), ChangeRefusal>,
+    ) -> Result<(), ChangeRefusal> {
         let mut inner = self.lock();
         inner.refresh();
         let machine = inner.described()?;
@@ -177,7 +183,7 @@ impl Sim {
         edit(&mut next, &machine)?;
         gauges::keep_energy(&machine.cards, &inner.changes, &mut next, divvy_gpu_sim::monotonic());
         if let Some((path, stamp)) = &mut inner.state {
-            changes::write(path, &next).map_err(|error| Refusal::State {
+            changes::write(path, &next).map_err(|error| ChangeRefusal::State {
                 path: path.clone(),
                 error,
             })?;
@@ -191,12 +197,12 @@ impl Sim {
     }
 
     /// Queue an XID. Return the number of event sets that received it.
-    pub(crate) fn xid(&self, event: Event) -> Result<usize, Refusal> {
+    pub(crate) fn xid(&self, event: XidEvent) -> Result<usize, ChangeRefusal> {
         let gpu = event.gpu;
         let mut inner = self.lock();
         let count = inner.described()?.cards.len();
         if gpu >= count {
-            return Err(Refusal::NoGpu { gpu, count });
+            return Err(ChangeRefusal::NoGpu { gpu, count });
         }
         let mut delivered = 0;
         for set in inner.sets.values_mut().filter(|set| set.gpus.contains(&gpu)) {
@@ -209,7 +215,7 @@ impl Sim {
     }
 
     /// Return the changes and the machine to which they apply.
-    pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>), DescriptionError> {
+    pub(crate) fn state(&self) -> Result<(MachineChanges, Arc<NvmlMachine>), DescriptionError> {
         let mut inner = self.lock();
         inner.refresh();
         Ok((inner.changes.clone(), inner.described()?))
@@ -224,7 +230,7 @@ impl Sim {
 
 /// Why a change of the machine, or another request, is not carried out.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum ChangeRefusal {
     #[error("{0}")]
     Request(serde_json::Error),
     #[error(transparent)]
@@ -237,13 +243,13 @@ pub(crate) enum Refusal {
     State { path: PathBuf, error: io::Error },
 }
 
-impl Inner {
-    const fn new() -> Inner {
-        Inner {
+impl NvmlSimState {
+    const fn new() -> NvmlSimState {
+        NvmlSimState {
             references: 0,
             configured: false,
             machine: None,
-            changes: Changes {
+            changes: MachineChanges {
                 init_error: 0,
                 hang_until_ms: 0,
                 descriptions: 0,
@@ -309,12 +315,12 @@ impl Inner {
         }
     }
 
-    fn machine(&self) -> Result<Arc<Machine>, Code> {
+    fn machine(&self) -> Result<Arc<NvmlMachine>, NvmlFailure> {
         self.machine.clone().ok_or(ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED)
     }
 
     /// Return the machine even if NVML is not initialized.
-    fn described(&self) -> Result<Arc<Machine>, DescriptionError> {
+    fn described(&self) -> Result<Arc<NvmlMachine>, DescriptionError> {
         match &self.machine {
             Some(machine) => Ok(machine.clone()),
             None => load_machine(&self.changes).map(Arc::new),
@@ -322,7 +328,7 @@ impl Inner {
     }
 
     /// Return the GPU with this index; an error if it does not exist or is lost.
-    pub(crate) fn present<'m>(&self, machine: &'m Machine, index: usize) -> Result<&'m Card, Code> {
+    pub(crate) fn present<'m>(&self, machine: &'m NvmlMachine, index: usize) -> Result<&'m NvmlCard, NvmlFailure> {
         let card = machine
             .cards
             .get(index)
@@ -340,13 +346,13 @@ impl Inner {
     }
 
     /// Return the error of a function that measures, if it has one.
-    pub(crate) fn is_readable(&self, index: usize, function: &str) -> Result<(), Code> {
+    pub(crate) fn is_readable(&self, index: usize, function: &str) -> Result<(), NvmlFailure> {
         let error = self.gpu(index).and_then(|changes| changes.gauges.errors.get(function));
         error.map_or(Ok(()), |error| Err(*error))
     }
 
     /// Return the error of nvmlDeviceGetMigMode, if it has one.
-    pub(crate) fn mig_mode_is_readable(&self, index: usize) -> Result<(), Code> {
+    pub(crate) fn mig_mode_is_readable(&self, index: usize) -> Result<(), NvmlFailure> {
         match self.gpu(index).map_or(0, |changes| changes.mig_mode_error) {
             0 => Ok(()),
             error => Err(error),
@@ -354,7 +360,7 @@ impl Inner {
     }
 
     /// Return the error of this version of nvmlDeviceGetMemoryInfo, if it has one.
-    pub(crate) fn memory_is_readable(&self, index: usize, version: u32) -> Result<(), Code> {
+    pub(crate) fn memory_is_readable(&self, index: usize, version: u32) -> Result<(), NvmlFailure> {
         let error = self.gpu(index).and_then(|changes| changes.memory_errors.get(&version));
         error.map_or(Ok(()), |error| Err(*error))
     }
@@ -366,7 +372,7 @@ impl Inner {
 
     /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position. The processes of the
     /// ledger count, too.
-    pub(crate) fn processes(&self, card: &Card, index: usize, mig: Option<usize>) -> Result<BTreeMap<u32, u64>, Code> {
+    pub(crate) fn processes(&self, card: &NvmlCard, index: usize, mig: Option<usize>) -> Result<BTreeMap<u32, u64>, NvmlFailure> {
         let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();
         if let Some(changes) = self.gpu(index) {
             processes.extend(&changes.processes);
@@ -375,7 +381,7 @@ impl Inner {
             processes.retain(|pid, _| mig.is_none_or(|mig| uses(pid, mig)));
         }
         if let (Some(directory), None) = (divvy_gpu_sim::directory(), mig) {
-            let usage = Ledger::open(&directory, &card.uuid).and_then(|mut ledger| ledger.usage());
+            let usage = GpuLedger::open(&directory, &card.uuid).and_then(|mut ledger| ledger.usage());
             let usage = usage.map_err(|error| {
                 complain(&error.to_string());
                 ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN
@@ -393,14 +399,14 @@ impl Inner {
     }
 
     /// Return the limits of cgroups on a GPU, by the cgroup's path. The end of a cgroup ends its limit.
-    pub(crate) fn limits(&self, index: usize) -> BTreeMap<&str, &Limit> {
+    pub(crate) fn limits(&self, index: usize) -> BTreeMap<&str, &CgroupLimit> {
         let limits = self.gpu(index).into_iter().flat_map(|changes| &changes.limits);
         let existing = limits.filter(|(path, _)| Path::new(path).is_dir());
         existing.map(|(path, limit)| (path.as_str(), limit)).collect()
     }
 
     /// Return the error of nvmlDeviceSetMemoryLimits_v1, if it has one.
-    pub(crate) fn limit_can_be_set(&self, index: usize) -> Result<(), Code> {
+    pub(crate) fn limit_can_be_set(&self, index: usize) -> Result<(), NvmlFailure> {
         match self.gpu(index).map_or(0, |changes| changes.limit_error) {
             0 => Ok(()),
             error => Err(error),
@@ -408,14 +414,14 @@ impl Inner {
     }
 
     /// Return the latest samples of the processes' utilization that are newer than a time in microseconds since 1970.
-    pub(crate) fn samples(&self, card: &Card, index: usize, since: u64) -> Result<Vec<Sample>, Code> {
+    pub(crate) fn samples(&self, card: &NvmlCard, index: usize, since: u64) -> Result<Vec<BusySample>, NvmlFailure> {
         match self.gpu(index).map_or(0, |changes| changes.utilization_error) {
             0 => {}
             error => return Err(error),
         }
         let constant = card.described.processes.iter().map(|of| (of.pid, of.utilization)).collect();
         let work = match divvy_gpu_sim::directory() {
-            Some(directory) => Ledger::open(&directory, &card.uuid).and_then(|mut ledger| ledger.work()),
+            Some(directory) => GpuLedger::open(&directory, &card.uuid).and_then(|mut ledger| ledger.work()),
             None => Ok(Vec::new()),
         };
         let work = work.map_err(|error| {
@@ -426,7 +432,7 @@ impl Inner {
             &constant,
             &work,
             card.described.sample_ms,
-            &Now::read(),
+            &SampleMoment::read(),
             since,
         ))
     }
@@ -442,21 +448,21 @@ impl Inner {
     }
 
     /// Return the temperature in °C.
-    pub(crate) fn temperature(&self, card: &Card, index: usize) -> u32 {
+    pub(crate) fn temperature(&self, card: &NvmlCard, index: usize) -> u32 {
         self.gpu(index)
             .and_then(|changes| changes.temperature)
             .unwrap_or(card.described.temperature)
     }
 
     /// Return what the driver counts and reports about the GPU's health.
-    pub(crate) fn health(&self, card: &Card, index: usize) -> MachineHealth {
+    pub(crate) fn health(&self, card: &NvmlCard, index: usize) -> MachineHealth {
         self.gpu(index)
             .and_then(|changes| changes.health)
             .unwrap_or(card.described.health)
     }
 
     /// Return the utilization in percent.
-    pub(crate) fn utilization(&self, card: &Card, index: usize) -> u32 {
+    pub(crate) fn utilization(&self, card: &NvmlCard, index: usize) -> u32 {
         gauges::utilization(card, self.gpu(index))
     }
 
@@ -468,36 +474,36 @@ impl Inner {
     }
 
     /// Remove a sample.
-    pub(crate) fn free_sample(&mut self, sample: usize) -> Result<(), Code> {
+    pub(crate) fn free_sample(&mut self, sample: usize) -> Result<(), NvmlFailure> {
         let known = self.samples.remove(&sample);
         known.map(drop).ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
     }
 
     /// Read into a sample.
-    pub(crate) fn fill_sample(&mut self, sample: usize, measured: Measured) -> Result<(), Code> {
+    pub(crate) fn fill_sample(&mut self, sample: usize, measured: SampleSubject) -> Result<(), NvmlFailure> {
         let to = self.samples.get_mut(&sample);
         *to.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)? = Some(measured);
         Ok(())
     }
 
     /// Return what was read into a sample.
-    pub(crate) fn sample(&self, sample: usize) -> Result<Measured, Code> {
+    pub(crate) fn sample(&self, sample: usize) -> Result<SampleSubject, NvmlFailure> {
         let measured = self.samples.get(&sample).copied().flatten();
         measured.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
     }
 
     /// Create an empty event set and return its number.
-    pub(crate) fn create_set(&mut self) -> Result<usize, Code> {
+    pub(crate) fn create_set(&mut self) -> Result<usize, NvmlFailure> {
         if self.changes.events.create != 0 {
             return Err(self.changes.events.create);
         }
         self.last_set += 1;
-        self.sets.insert(self.last_set, EventSet::default());
+        self.sets.insert(self.last_set, SimEventSet::default());
         Ok(self.last_set)
     }
 
     /// Remove an event set.
-    pub(crate) fn free_set(&mut self, set: usize) -> Result<(), Code> {
+    pub(crate) fn free_set(&mut self, set: usize) -> Result<(), NvmlFailure> {
         let known = self.sets.remove(&set).is_some();
         if known {
             Ok(())
@@ -507,7 +513,7 @@ impl Inner {
     }
 
     /// Register a GPU with an event set.
-    pub(crate) fn register(&mut self, set: usize, gpu: usize) -> Result<(), Code> {
+    pub(crate) fn register(&mut self, set: usize, gpu: usize) -> Result<(), NvmlFailure> {
         let error = self.gpu(gpu).map_or(0, |changes| changes.register);
         let set = self.set(set)?;
         if error != 0 {
@@ -517,7 +523,7 @@ impl Inner {
         Ok(())
     }
 
-    fn set(&mut self, set: usize) -> Result<&mut EventSet, Code> {
+    fn set(&mut self, set: usize) -> Result<&mut SimEventSet, NvmlFailure> {
         self.sets
             .get_mut(&set)
             .ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
@@ -538,8 +544,8 @@ fn env_number(name: &str) -> u64 {
     })
 }
 
-fn load_machine(changes: &Changes) -> Result<Machine, DescriptionError> {
-    Machine::load(&description::path()?, description::node_name().as_deref(), changes)
+fn load_machine(changes: &MachineChanges) -> Result<NvmlMachine, DescriptionError> {
+    NvmlMachine::load(&description::path()?, description::node_name().as_deref(), changes)
 }
 
 /// Print a message to standard error. NVML's errors carry no text, and a mistake in the description must not look like a missing driver.
@@ -554,13 +560,13 @@ mod tests {
 
     #[test]
     fn a_sample_that_was_not_taken_or_was_freed_is_refused() {
-        const REFUSED: Code = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
-        let measured = Measured {
+        const REFUSED: NvmlFailure = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
+        let measured = SampleSubject {
             instance: None,
             gpu: 1,
             at: Duration::from_secs(7),
         };
-        let mut inner = Inner::new();
+        let mut inner = NvmlSimState::new();
         let (first, second) = (inner.create_sample(), inner.create_sample());
         assert_eq!(inner.sample(first), Err(REFUSED));
         assert_eq!(inner.fill_sample(first, measured), Ok(()));

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 
 use crate::Error;
-use crate::instruction::{Address, Instruction, Kernel, Parameter, Place, Space, Special, What};
+use crate::instruction::{Instruction, InstructionEffect, Kernel, MemoryOperand, Parameter, PlaceNumber, Space, Special};
 use crate::ops::{atomic, convert, find};
 use crate::statement::{Operand, Statement};
-use crate::token::Reader;
-use crate::types::{Class, Type};
+use crate::token::TokenReader;
+use crate::types::{Type, ValueClass};
 
 /// The body of a kernel, as far as it has been read.
 pub(crate) struct Body<'t, 'p> {
     parameters: &'p [Parameter],
-    registers: HashMap<String, (Place, Type)>,
+    registers: HashMap<String, (PlaceNumber, Type)>,
     shared: HashMap<&'t str, u64>,
     shared_end: u64,
     labels: HashMap<&'t str, usize>,
@@ -26,9 +26,9 @@ pub(crate) struct Body<'t, 'p> {
 /// Why a statement is refused.
 type Why = String;
 
-const B32: Type = Type::new(Class::Bits, 4);
-const F32: Type = Type::new(Class::Float, 4);
-const U64: Type = Type::new(Class::Unsigned, 8);
+const B32: Type = Type::new(ValueClass::Bits, 4);
+const F32: Type = Type::new(ValueClass::Float, 4);
+const U64: Type = Type::new(ValueClass::Unsigned, 8);
 
 impl<'t, 'p> Body<'t, 'p> {
     pub(crate) fn new(parameters: &'p [Parameter]) -> Body<'t, 'p> {
@@ -49,7 +49,7 @@ impl<'t, 'p> Body<'t, 'p> {
     }
 
     pub(crate) fn register(&mut self, name: String, of: Type) -> Result<(), Why> {
-        let place = Place::try_from(self.registers.len()).map_err(|_| "there are too many registers".to_owned())?;
+        let place = PlaceNumber::try_from(self.registers.len()).map_err(|_| "there are too many registers".to_owned())?;
         match self.registers.insert(name, (place, of)) {
             None => Ok(()),
             Some(_) => Err("this register is declared twice".to_owned()),
@@ -74,7 +74,7 @@ impl<'t, 'p> Body<'t, 'p> {
     }
 
     /// Return the place of a register of this type.
-    fn place(&self, name: &str, of: Type) -> Result<Place, Why> {
+    fn place(&self, name: &str, of: Type) -> Result<PlaceNumber, Why> {
         let (place, declared) = self.registers.get(name).ok_or_else(|| format!("{name} is no register"))?;
         if declared.agrees(of) {
             Ok(*place)
@@ -83,21 +83,21 @@ impl<'t, 'p> Body<'t, 'p> {
         }
     }
 
-    fn constant(&mut self, bits: u64) -> Result<Place, Why> {
+    fn constant(&mut self, bits: u64) -> Result<PlaceNumber, Why> {
         let known = self.constants.iter().position(|known| *known == bits);
         let index = known.unwrap_or_else(|| {
             self.constants.push(bits);
             self.constants.len() - 1
         });
-        let index = Place::try_from(index).map_err(|_| "there are too many constants".to_owned())?;
-        Ok(Place::MAX - index)
+        let index = PlaceNumber::try_from(index).map_err(|_| "there are too many constants".to_owned())?;
+        Ok(PlaceNumber::MAX - index)
     }
 
     /// Return the place of an operand that is read.
-    fn source(&mut self, operand: &Operand<'t>, of: Type) -> Result<Place, Why> {
+    fn source(&mut self, operand: &Operand<'t>, of: Type) -> Result<PlaceNumber, Why> {
         match operand {
             Operand::Name(name, None) => match self.shared.get(name) {
-                Some(start) if of.bytes >= 4 && of.class != Class::Float => self.constant(*start),
+                Some(start) if of.bytes >= 4 && of.class != ValueClass::Float => self.constant(*start),
                 _ => self.place(name, of),
             },
             Operand::Name(name, Some(dimension)) => Err(format!("{name}.{dimension} is only read by mov")),
@@ -106,7 +106,7 @@ impl<'t, 'p> Body<'t, 'p> {
         }
     }
 
-    fn target(&self, operand: &Operand<'t>, of: Type) -> Result<Place, Why> {
+    fn target(&self, operand: &Operand<'t>, of: Type) -> Result<PlaceNumber, Why> {
         match operand {
             Operand::Name(name, None) => self.place(name, of),
             _ => Err("the result needs a register".to_owned()),
@@ -120,7 +120,7 @@ impl<'t, 'p> Body<'t, 'p> {
             Some((name, wanted)) => Some((self.place(name, Type::PREDICATE)?, u64::from(wanted))),
         };
         let what = self.decode(statement)?;
-        if guard.is_some() && matches!(what, What::Multiply { .. }) {
+        if guard.is_some() && matches!(what, InstructionEffect::Multiply { .. }) {
             return Err("a warp-wide instruction with a predicate is not known".to_owned());
         }
         self.code.push(Instruction {
@@ -131,7 +131,7 @@ impl<'t, 'p> Body<'t, 'p> {
         Ok(())
     }
 
-    fn decode(&mut self, statement: &Statement<'t>) -> Result<What, Why> {
+    fn decode(&mut self, statement: &Statement<'t>) -> Result<InstructionEffect, Why> {
         let Statement {
             opcode,
             modifiers,
@@ -147,20 +147,20 @@ impl<'t, 'p> Body<'t, 'p> {
             }
         };
         match (*opcode, modifiers.as_slice()) {
-            ("ret" | "exit", []) => count(0).map(|()| What::Return),
+            ("ret" | "exit", []) => count(0).map(|()| InstructionEffect::Return),
             ("bra", [] | ["uni"]) => {
                 count(1)?;
                 let Operand::Name(label, None) = operands[0] else {
                     return Err("a label is expected".to_owned());
                 };
                 self.branches.push((self.code.len(), label));
-                Ok(What::Branch(0))
+                Ok(InstructionEffect::Branch(0))
             }
             ("bar" | "barrier", ["sync"]) => match operands.as_slice() {
-                [Operand::Integer(0)] => Ok(What::Barrier),
+                [Operand::Integer(0)] => Ok(InstructionEffect::Barrier),
                 _ => Err("only barrier 0 for all threads is known".to_owned()),
             },
-            ("membar", ["cta" | "gl" | "sys"]) => count(0).map(|()| What::Nothing),
+            ("membar", ["cta" | "gl" | "sys"]) => count(0).map(|()| InstructionEffect::Nothing),
             ("ld", [rest @ .., kind]) => {
                 count(2)?;
                 self.load(rest, kind, operands)?.ok_or_else(unknown)
@@ -171,7 +171,7 @@ impl<'t, 'p> Body<'t, 'p> {
                     return Err(unknown());
                 };
                 let of = Type::parse(kind).ok_or_else(unknown)?;
-                Ok(What::Store {
+                Ok(InstructionEffect::Store {
                     to: self.address(&operands[0], space, of, count)?,
                     from: self.values(&operands[1], of, count, true)?,
                 })
@@ -182,7 +182,7 @@ impl<'t, 'p> Body<'t, 'p> {
             }
             ("mma", ["sync", "aligned", "m16n8k16", "row", "col", "f32", "bf16", "bf16", "f32"]) => {
                 count(4)?;
-                Ok(What::Multiply {
+                Ok(InstructionEffect::Multiply {
                     d: self.fragment(&operands[0], F32)?,
                     a: self.fragment(&operands[1], B32)?,
                     b: self.fragment(&operands[2], B32)?,
@@ -195,10 +195,10 @@ impl<'t, 'p> Body<'t, 'p> {
                 match &operands[1] {
                     Operand::Name(name, dimension) if !self.registers.contains_key(*name) && !self.shared.contains_key(name) => {
                         let (special, bytes) = special(name, *dimension).ok_or_else(|| format!("{name} is no register"))?;
-                        if of.bytes != bytes || !matches!(of.class, Class::Bits | Class::Unsigned) {
+                        if of.bytes != bytes || !matches!(of.class, ValueClass::Bits | ValueClass::Unsigned) {
                             return Err(format!("{name} has another type than the instruction"));
                         }
-                        Ok(What::Special(special, self.target(&operands[0], of)?))
+                        Ok(InstructionEffect::Special(special, self.target(&operands[0], of)?))
                     }
                     _ => self.compute("mov", of, operands),
                 }
@@ -221,7 +221,7 @@ impl<'t, 'p> Body<'t, 'p> {
     }
 
     /// Decode an instruction that uses only registers.
-    fn compute(&mut self, name: &str, of: Type, operands: &[Operand<'t>]) -> Result<What, Why> {
+    fn compute(&mut self, name: &str, of: Type, operands: &[Operand<'t>]) -> Result<InstructionEffect, Why> {
         let operation = find(name, of).ok_or_else(|| format!("{name} is not known for this type"))?;
         let [to, from @ ..] = operands else {
             return Err("operands are expected".to_owned());
@@ -231,14 +231,14 @@ impl<'t, 'p> Body<'t, 'p> {
         }
         let to = self.target(to, operation.result)?;
         let sources = from.iter().zip(&operation.operands);
-        let sources: Vec<Place> = sources
+        let sources: Vec<PlaceNumber> = sources
             .map(|(operand, of)| self.source(operand, *of))
             .collect::<Result<_, _>>()?;
         Ok((operation.function, to, sources.as_slice()).into())
     }
 
     /// Return the registers of a load or a store, which may be wider than the type if they are integers.
-    fn values(&mut self, operand: &Operand<'t>, of: Type, count: usize, read: bool) -> Result<[Place; 4], Why> {
+    fn values(&mut self, operand: &Operand<'t>, of: Type, count: usize, read: bool) -> Result<[PlaceNumber; 4], Why> {
         let mut places = [0; 4];
         match (operand, count) {
             (Operand::Vector(names), count) if names.len() == count && count > 1 => {
@@ -253,13 +253,13 @@ impl<'t, 'p> Body<'t, 'p> {
         Ok(places)
     }
 
-    fn wide(&self, name: &str, of: Type) -> Result<Place, Why> {
+    fn wide(&self, name: &str, of: Type) -> Result<PlaceNumber, Why> {
         let (_, declared) = *self.registers.get(name).ok_or_else(|| format!("{name} is no register"))?;
         let wider = Type {
             bytes: declared.bytes,
             ..of
         };
-        if declared.bytes > of.bytes && of.class != Class::Float && declared.class != Class::Float {
+        if declared.bytes > of.bytes && of.class != ValueClass::Float && declared.class != ValueClass::Float {
             self.place(name, wider)
         } else {
             self.place(name, of)
@@ -267,7 +267,7 @@ impl<'t, 'p> Body<'t, 'p> {
     }
 
     /// Decode a load. `None` if it is not known.
-    fn load(&mut self, modifiers: &[&str], kind: &str, operands: &[Operand<'t>]) -> Result<Option<What>, Why> {
+    fn load(&mut self, modifiers: &[&str], kind: &str, operands: &[Operand<'t>]) -> Result<Option<InstructionEffect>, Why> {
         let Some(of) = Type::parse(kind) else { return Ok(None) };
         if modifiers == ["param"] {
             let Operand::Address(name, 0) = operands[1] else {
@@ -278,7 +278,7 @@ impl<'t, 'p> Body<'t, 'p> {
             if parameter.bytes as u64 != of.bytes {
                 return Err(format!("{name} has another size"));
             }
-            return Ok(Some(What::Parameter {
+            return Ok(Some(InstructionEffect::Parameter {
                 to: self.target(&operands[0], of)?,
                 offset: parameter.offset,
                 bytes: parameter.bytes,
@@ -292,18 +292,18 @@ impl<'t, 'p> Body<'t, 'p> {
             Operand::Name(name, None) => self.registers[*name].1.bytes,
             _ => of.bytes,
         };
-        Ok(Some(What::Load {
+        Ok(Some(InstructionEffect::Load {
             from: self.address(&operands[1], space, of, count)?,
             to,
             sign: match of.class {
-                Class::Signed => 64 - 8 * of.bytes as u32,
+                ValueClass::Signed => 64 - 8 * of.bytes as u32,
                 _ => 0,
             },
             mask: Type { bytes: widths, ..of }.mask(),
         }))
     }
 
-    fn address(&mut self, operand: &Operand<'t>, space: Space, of: Type, count: usize) -> Result<Address, Why> {
+    fn address(&mut self, operand: &Operand<'t>, space: Space, of: Type, count: usize) -> Result<MemoryOperand, Why> {
         let Operand::Address(base, offset) = *operand else {
             return Err("an address in brackets is expected".to_owned());
         };
@@ -315,7 +315,7 @@ impl<'t, 'p> Body<'t, 'p> {
             (Space::Shared, None) => self.place(base, B32).or_else(|_| self.place(base, U64))?,
             (Space::Global, _) => self.place(base, U64)?,
         };
-        Ok(Address {
+        Ok(MemoryOperand {
             space,
             base,
             offset: offset as u64,
@@ -332,26 +332,28 @@ impl<'t, 'p> Body<'t, 'p> {
         name: &str,
         of: Type,
         operands: &[Operand<'t>],
-    ) -> Result<Option<What>, Why> {
+    ) -> Result<Option<InstructionEffect>, Why> {
         let space = if space == "global" { Space::Global } else { Space::Shared };
         let (to, rest) = match (returns, operands) {
             (true, [to, rest @ ..]) => (Some(self.target(to, of)?), rest),
             (_, rest) => (None, rest),
         };
         match (name, to, rest) {
-            ("cas", Some(to), [at, compare, new]) if of.class == Class::Bits && of.bytes >= 4 => Ok(Some(What::Swap {
-                at: self.address(at, space, of, 1)?,
-                compare: self.source(compare, of)?,
-                new: self.source(new, of)?,
-                to,
-            })),
+            ("cas", Some(to), [at, compare, new]) if of.class == ValueClass::Bits && of.bytes >= 4 => {
+                Ok(Some(InstructionEffect::Swap {
+                    at: self.address(at, space, of, 1)?,
+                    compare: self.source(compare, of)?,
+                    new: self.source(new, of)?,
+                    to,
+                }))
+            }
             (_, to, [at, operand]) => {
                 let Some(function) = atomic(name, of) else { return Ok(None) };
                 // `red` has no exchange.
                 if name == "exch" && !returns {
                     return Ok(None);
                 }
-                Ok(Some(What::Atomic {
+                Ok(Some(InstructionEffect::Atomic {
                     at: self.address(at, space, of, 1)?,
                     function,
                     operand: self.source(operand, of)?,
@@ -363,7 +365,7 @@ impl<'t, 'p> Body<'t, 'p> {
     }
 
     /// Return the registers of a part of a matrix.
-    fn fragment<const N: usize>(&self, operand: &Operand<'t>, of: Type) -> Result<[Place; N], Why> {
+    fn fragment<const N: usize>(&self, operand: &Operand<'t>, of: Type) -> Result<[PlaceNumber; N], Why> {
         let Operand::Vector(names) = operand else {
             return Err("registers in braces are expected".to_owned());
         };
@@ -372,25 +374,25 @@ impl<'t, 'p> Body<'t, 'p> {
     }
 
     /// Resolve branches and constants.
-    pub(crate) fn finish(mut self, reader: &Reader<'t>) -> Result<Kernel, Error> {
+    pub(crate) fn finish(mut self, reader: &TokenReader<'t>) -> Result<Kernel, Error> {
         for (at, label) in std::mem::take(&mut self.branches) {
             let line = self.code[at].line;
             let target = self.labels.get(label);
             let target = target.ok_or_else(|| reader.error_at(line, format!("{label} is no label")))?;
-            self.code[at].what = What::Branch(*target);
+            self.code[at].what = InstructionEffect::Branch(*target);
         }
         // The end of the body is the end of the thread.
         self.code.push(Instruction {
             guard: None,
-            what: What::Return,
+            what: InstructionEffect::Return,
             line: reader.line(),
         });
         let registers = self.registers.len();
-        let first = registers as Place;
-        let lowest = Place::MAX - self.constants.len() as Place;
-        let resolve = |place: &mut Place| {
+        let first = registers as PlaceNumber;
+        let lowest = PlaceNumber::MAX - self.constants.len() as PlaceNumber;
+        let resolve = |place: &mut PlaceNumber| {
             if *place > lowest {
-                *place = first + (Place::MAX - *place);
+                *place = first + (PlaceNumber::MAX - *place);
             }
         };
         for instruction in &mut self.code {
@@ -454,33 +456,36 @@ fn special(name: &str, dimension: Option<&str>) -> Option<(Special, u64)> {
     })
 }
 
-impl What {
+impl InstructionEffect {
     /// Change each place.
-    fn places(&mut self, mut change: impl FnMut(&mut Place)) {
+    fn places(&mut self, mut change: impl FnMut(&mut PlaceNumber)) {
         match self {
-            What::One(_, to, a) => [to, a].into_iter().for_each(change),
-            What::Two(_, to, a, b) => [to, a, b].into_iter().for_each(change),
-            What::Three(_, to, a, b, c) => [to, a, b, c].into_iter().for_each(change),
-            What::Special(_, to) | What::Parameter { to, .. } => change(to),
-            What::Load { from, to, .. } => {
+            InstructionEffect::One(_, to, a) => [to, a].into_iter().for_each(change),
+            InstructionEffect::Two(_, to, a, b) => [to, a, b].into_iter().for_each(change),
+            InstructionEffect::Three(_, to, a, b, c) => [to, a, b, c].into_iter().for_each(change),
+            InstructionEffect::Special(_, to) | InstructionEffect::Parameter { to, .. } => change(to),
+            InstructionEffect::Load { from, to, .. } => {
                 change(&mut from.base);
                 to.iter_mut().take(from.count).for_each(change);
             }
-            What::Store { to, from } => {
+            InstructionEffect::Store { to, from } => {
                 change(&mut to.base);
                 from.iter_mut().take(to.count).for_each(change);
             }
-            What::Atomic { at, operand, to, .. } => {
+            InstructionEffect::Atomic { at, operand, to, .. } => {
                 change(&mut at.base);
                 change(operand);
                 to.iter_mut().for_each(change);
             }
-            What::Swap { at, compare, new, to } => [&mut at.base, compare, new, to].into_iter().for_each(change),
-            What::Multiply { d, a, b, c } => {
+            InstructionEffect::Swap { at, compare, new, to } => [&mut at.base, compare, new, to].into_iter().for_each(change),
+            InstructionEffect::Multiply { d, a, b, c } => {
                 let all = d.iter_mut().chain(a).chain(b).chain(c);
                 all.for_each(change);
             }
-            What::Branch(_) | What::Barrier | What::Return | What::Nothing => {}
+            InstructionEffect::Branch(_)
+            | InstructionEffect::Barrier
+            | InstructionEffect::Return
+            | InstructionEffect::Nothing => {}
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Kernels as they are run. An operand is the number of a place: a register, or a constant that has a place behind the registers.
 
-use crate::ops::Function;
+use crate::ops::RegisterFunction;
 
 /// The number of a place.
-pub(crate) type Place = u16;
+pub(crate) type PlaceNumber = u16;
 
 /// A kernel.
 #[derive(Debug)]
@@ -52,8 +52,8 @@ impl Kernel {
 #[derive(Debug, Clone)]
 pub(crate) struct Instruction {
     /// The predicate, and the value for which the instruction is executed.
-    pub(crate) guard: Option<(Place, u64)>,
-    pub(crate) what: What,
+    pub(crate) guard: Option<(PlaceNumber, u64)>,
+    pub(crate) what: InstructionEffect,
     pub(crate) line: usize,
 }
 
@@ -66,9 +66,9 @@ pub(crate) enum Space {
 
 /// A place in memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Address {
+pub(crate) struct MemoryOperand {
     pub(crate) space: Space,
-    pub(crate) base: Place,
+    pub(crate) base: PlaceNumber,
     pub(crate) offset: u64,
     /// The size of one value.
     pub(crate) bytes: u64,
@@ -78,50 +78,50 @@ pub(crate) struct Address {
 
 /// What an instruction does.
 #[derive(Debug, Clone)]
-pub(crate) enum What {
-    One(fn(u64) -> u64, Place, Place),
-    Two(fn(u64, u64) -> u64, Place, Place, Place),
-    Three(fn(u64, u64, u64) -> u64, Place, Place, Place, Place),
-    Special(Special, Place),
+pub(crate) enum InstructionEffect {
+    One(fn(u64) -> u64, PlaceNumber, PlaceNumber),
+    Two(fn(u64, u64) -> u64, PlaceNumber, PlaceNumber, PlaceNumber),
+    Three(fn(u64, u64, u64) -> u64, PlaceNumber, PlaceNumber, PlaceNumber, PlaceNumber),
+    Special(Special, PlaceNumber),
     Parameter {
-        to: Place,
+        to: PlaceNumber,
         offset: usize,
         bytes: usize,
     },
     Load {
-        from: Address,
-        to: [Place; 4],
+        from: MemoryOperand,
+        to: [PlaceNumber; 4],
         /// The bits that a value is shifted to the left and back to extend its sign; 0 for none.
         sign: u32,
         /// The bits of the registers.
         mask: u64,
     },
     Store {
-        to: Address,
-        from: [Place; 4],
+        to: MemoryOperand,
+        from: [PlaceNumber; 4],
     },
     Atomic {
-        at: Address,
+        at: MemoryOperand,
         function: fn(u64, u64) -> u64,
-        operand: Place,
+        operand: PlaceNumber,
         /// Where the old value goes; none for `red`.
-        to: Option<Place>,
+        to: Option<PlaceNumber>,
     },
     /// Compare, and swap if they are equal.
     Swap {
-        at: Address,
-        compare: Place,
-        new: Place,
-        to: Place,
+        at: MemoryOperand,
+        compare: PlaceNumber,
+        new: PlaceNumber,
+        to: PlaceNumber,
     },
     Branch(usize),
     Barrier,
     /// A warp multiplies bf16 matrices: `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32`.
     Multiply {
-        d: [Place; 4],
-        a: [Place; 4],
-        b: [Place; 2],
-        c: [Place; 4],
+        d: [PlaceNumber; 4],
+        a: [PlaceNumber; 4],
+        b: [PlaceNumber; 2],
+        c: [PlaceNumber; 4],
     },
     Return,
     /// An instruction for the order of memory accesses, which are always in order here.
@@ -143,12 +143,12 @@ pub(crate) enum Special {
     Multiprocessor,
 }
 
-impl From<(Function, Place, &[Place])> for What {
-    fn from((function, to, from): (Function, Place, &[Place])) -> What {
+impl From<(RegisterFunction, PlaceNumber, &[PlaceNumber])> for InstructionEffect {
+    fn from((function, to, from): (RegisterFunction, PlaceNumber, &[PlaceNumber])) -> InstructionEffect {
         match function {
-            Function::One(function) => What::One(function, to, from[0]),
-            Function::Two(function) => What::Two(function, to, from[0], from[1]),
-            Function::Three(function) => What::Three(function, to, from[0], from[1], from[2]),
+            RegisterFunction::One(function) => InstructionEffect::One(function, to, from[0]),
+            RegisterFunction::Two(function) => InstructionEffect::Two(function, to, from[0], from[1]),
+            RegisterFunction::Three(function) => InstructionEffect::Three(function, to, from[0], from[1], from[2]),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! GPU. The reference is NVIDIA's "PTX ISA"; its chapters are named where a rule comes from.
 //!
 //! What this crate does not know is an error with its line, and never skipped. The blocks of a grid run one after the other. The threads of a block run
-//! one after the other up to a barrier, then all of them up to the next one. [`Order`] turns the order around: a kernel without a barrier that it needs
+//! one after the other up to a barrier, then all of them up to the next one. [`ThreadOrder`] turns the order around: a kernel without a barrier that it needs
 //! gives another result in at least one order.
 //!
 //! # Simplifications
@@ -27,8 +27,8 @@ mod version;
 use std::collections::BTreeMap;
 
 pub use instruction::{Kernel, Parameter};
-pub use run::{Fault, Launch, Memory, Order, Outcome};
-pub use version::{Refusal, Version};
+pub use run::{DeviceMemory, KernelFault, KernelLaunch, KernelOutcome, ThreadOrder};
+pub use version::{ModuleRefusal, PtxVersion};
 
 /// A text that is not PTX, or has something that this crate does not know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +44,7 @@ pub struct Error {
 
 /// What a module has under the name of an entry.
 #[derive(Debug, Clone)]
-pub enum Code {
+pub enum EntryCode {
     /// A kernel that can be run.
     Kernel(std::sync::Arc<Kernel>),
     /// A kernel whose body was not read, because the reader of the module wanted only its name.
@@ -55,11 +55,11 @@ pub enum Code {
 #[derive(Debug, Clone)]
 pub struct Module {
     /// The version of PTX in which it is written.
-    pub version: Version,
+    pub version: PtxVersion,
     /// The least compute capability that it needs: 86 for 8.6.
     pub target: u32,
     /// The kernels by name.
-    pub entries: BTreeMap<String, Code>,
+    pub entries: BTreeMap<String, EntryCode>,
 }
 
 impl Module {
@@ -71,8 +71,8 @@ impl Module {
     /// Return the kernel with this name, if the module has one whose body was read.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         match self.entries.get(name)? {
-            Code::Kernel(kernel) => Some(kernel),
-            Code::Unread => None,
+            EntryCode::Kernel(kernel) => Some(kernel),
+            EntryCode::Unread => None,
         }
     }
 }

@@ -1,10 +1,10 @@
 //! What the instructions compute that use only registers. Each one is a function of registers, which is chosen once when the text is read.
 
-use crate::types::{Class, Type, Value};
+use crate::types::{Type, Value, ValueClass};
 
 /// A function of one, two, or three registers.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Function {
+pub(crate) enum RegisterFunction {
     One(fn(u64) -> u64),
     Two(fn(u64, u64) -> u64),
     Three(fn(u64, u64, u64) -> u64),
@@ -15,26 +15,26 @@ pub(crate) enum Function {
 pub(crate) struct Operation {
     pub(crate) result: Type,
     pub(crate) operands: Vec<Type>,
-    pub(crate) function: Function,
+    pub(crate) function: RegisterFunction,
 }
 
-const U16: (Class, u64) = (Class::Unsigned, 2);
-const U32: (Class, u64) = (Class::Unsigned, 4);
-const U64: (Class, u64) = (Class::Unsigned, 8);
-const S16: (Class, u64) = (Class::Signed, 2);
-const S32: (Class, u64) = (Class::Signed, 4);
-const S64: (Class, u64) = (Class::Signed, 8);
-const B16: (Class, u64) = (Class::Bits, 2);
-const B32: (Class, u64) = (Class::Bits, 4);
-const B64: (Class, u64) = (Class::Bits, 8);
-const F32: (Class, u64) = (Class::Float, 4);
-const F64: (Class, u64) = (Class::Float, 8);
-const PREDICATE: (Class, u64) = (Class::Predicate, 0);
+const U16: (ValueClass, u64) = (ValueClass::Unsigned, 2);
+const U32: (ValueClass, u64) = (ValueClass::Unsigned, 4);
+const U64: (ValueClass, u64) = (ValueClass::Unsigned, 8);
+const S16: (ValueClass, u64) = (ValueClass::Signed, 2);
+const S32: (ValueClass, u64) = (ValueClass::Signed, 4);
+const S64: (ValueClass, u64) = (ValueClass::Signed, 8);
+const B16: (ValueClass, u64) = (ValueClass::Bits, 2);
+const B32: (ValueClass, u64) = (ValueClass::Bits, 4);
+const B64: (ValueClass, u64) = (ValueClass::Bits, 8);
+const F32: (ValueClass, u64) = (ValueClass::Float, 4);
+const F64: (ValueClass, u64) = (ValueClass::Float, 8);
+const PREDICATE: (ValueClass, u64) = (ValueClass::Predicate, 0);
 
 /// Make a function of registers that have values of a type.
 macro_rules! on {
     ($kind:ident, $rust:ty, (|$($argument:ident),+| $body:expr)) => {
-        Function::$kind(|$($argument),+| {
+        RegisterFunction::$kind(|$($argument),+| {
             $(let $argument = <$rust as Value>::of($argument);)+
             Value::register($body)
         })
@@ -73,12 +73,12 @@ macro_rules! bits {
 macro_rules! high {
     ($type:expr) => {
         match ($type.class, $type.bytes) {
-            U32 => Some(Function::Two(|a, b| (a * b) >> 32)),
-            S32 => Some(Function::Two(|a, b| {
+            U32 => Some(RegisterFunction::Two(|a, b| (a * b) >> 32)),
+            S32 => Some(RegisterFunction::Two(|a, b| {
                 ((i64::from(i32::of(a)) * i64::from(i32::of(b))) >> 32) as u64 & 0xffff_ffff
             })),
-            U64 => Some(Function::Two(|a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64)),
-            S64 => Some(Function::Two(|a, b| {
+            U64 => Some(RegisterFunction::Two(|a, b| ((u128::from(a) * u128::from(b)) >> 64) as u64)),
+            S64 => Some(RegisterFunction::Two(|a, b| {
                 ((i128::from(a as i64) * i128::from(b as i64)) >> 64) as u64
             })),
             _ => None,
@@ -88,7 +88,7 @@ macro_rules! high {
 
 /// Find an instruction by its name and modifiers without the type, such as `mul.wide`.
 pub(crate) fn find(name: &str, of: Type) -> Option<Operation> {
-    let same = |count: usize, function: Option<Function>| {
+    let same = |count: usize, function: Option<RegisterFunction>| {
         Some(Operation {
             result: of,
             operands: vec![of; count],
@@ -96,7 +96,7 @@ pub(crate) fn find(name: &str, of: Type) -> Option<Operation> {
         })
     };
     let wide = Type::new(of.class, of.bytes * 2);
-    let shift = Type::new(Class::Unsigned, 4);
+    let shift = Type::new(ValueClass::Unsigned, 4);
     match name {
         "add" => same(
             2,
@@ -115,9 +115,9 @@ pub(crate) fn find(name: &str, of: Type) -> Option<Operation> {
             result: wide,
             operands: vec![of; 2],
             function: match (of.class, of.bytes) {
-                U16 | U32 => Function::Two(|a, b| a * b),
-                S16 => Function::Two(|a, b| (i32::from(i16::of(a)) * i32::from(i16::of(b))).register()),
-                S32 => Function::Two(|a, b| (i64::from(i32::of(a)) * i64::from(i32::of(b))).register()),
+                U16 | U32 => RegisterFunction::Two(|a, b| a * b),
+                S16 => RegisterFunction::Two(|a, b| (i32::from(i16::of(a)) * i32::from(i16::of(b))).register()),
+                S32 => RegisterFunction::Two(|a, b| (i64::from(i32::of(a)) * i64::from(i32::of(b))).register()),
                 _ => return None,
             },
         }),
@@ -126,9 +126,9 @@ pub(crate) fn find(name: &str, of: Type) -> Option<Operation> {
             result: wide,
             operands: vec![of, of, wide],
             function: match (of.class, of.bytes) {
-                U16 => Function::Three(|a, b, c| u32::of(a * b).wrapping_add(u32::of(c)).register()),
-                U32 => Function::Three(|a, b, c| (a * b).wrapping_add(c)),
-                S32 => Function::Three(|a, b, c| {
+                U16 => RegisterFunction::Three(|a, b, c| u32::of(a * b).wrapping_add(u32::of(c)).register()),
+                U32 => RegisterFunction::Three(|a, b, c| (a * b).wrapping_add(c)),
+                S32 => RegisterFunction::Three(|a, b, c| {
                     (i64::from(i32::of(a)) * i64::from(i32::of(b)))
                         .wrapping_add(i64::of(c))
                         .register()
@@ -167,9 +167,9 @@ pub(crate) fn find(name: &str, of: Type) -> Option<Operation> {
             result: of,
             operands: vec![of, shift],
             function: match (of.class, of.bytes) {
-                B16 => Function::Two(|a, by| (a << by.min(16)) & 0xffff),
-                B32 => Function::Two(|a, by| (a << by.min(32)) & 0xffff_ffff),
-                B64 => Function::Two(|a, by| a.checked_shl(by as u32).unwrap_or(0)),
+                B16 => RegisterFunction::Two(|a, by| (a << by.min(16)) & 0xffff),
+                B32 => RegisterFunction::Two(|a, by| (a << by.min(32)) & 0xffff_ffff),
+                B64 => RegisterFunction::Two(|a, by| a.checked_shl(by as u32).unwrap_or(0)),
                 _ => return None,
             },
         }),
@@ -177,20 +177,20 @@ pub(crate) fn find(name: &str, of: Type) -> Option<Operation> {
             result: of,
             operands: vec![of, shift],
             function: match (of.class, of.bytes) {
-                B16 | U16 | B32 | U32 | B64 | U64 => Function::Two(|a, by| a.checked_shr(by as u32).unwrap_or(0)),
-                S16 => Function::Two(|a, by| (i16::of(a) >> by.min(15)).register()),
-                S32 => Function::Two(|a, by| (i32::of(a) >> by.min(31)).register()),
-                S64 => Function::Two(|a, by| (i64::of(a) >> by.min(63)).register()),
+                B16 | U16 | B32 | U32 | B64 | U64 => RegisterFunction::Two(|a, by| a.checked_shr(by as u32).unwrap_or(0)),
+                S16 => RegisterFunction::Two(|a, by| (i16::of(a) >> by.min(15)).register()),
+                S32 => RegisterFunction::Two(|a, by| (i32::of(a) >> by.min(31)).register()),
+                S64 => RegisterFunction::Two(|a, by| (i64::of(a) >> by.min(63)).register()),
                 _ => return None,
             },
         }),
         // A move keeps the bits, and a global address is its generic address.
-        "mov" => same(1, Some(Function::One(|a| a))),
-        "cvta.to.global" | "cvta.global" if (of.class, of.bytes) == U64 => same(1, Some(Function::One(|a| a))),
+        "mov" => same(1, Some(RegisterFunction::One(|a| a))),
+        "cvta.to.global" | "cvta.global" if (of.class, of.bytes) == U64 => same(1, Some(RegisterFunction::One(|a| a))),
         "selp" if of.bytes > 1 => Some(Operation {
             result: of,
             operands: vec![of, of, Type::PREDICATE],
-            function: Function::Three(|a, b, which| if which & 1 != 0 { a } else { b }),
+            function: RegisterFunction::Three(|a, b, which| if which & 1 != 0 { a } else { b }),
         }),
         _ => compare(name.strip_prefix("setp.")?, of),
     }
@@ -230,12 +230,12 @@ pub(crate) fn convert(rounding: Option<&str>, to: Type, from: Type) -> Option<Op
     macro_rules! from_integer {
         ($to:ty) => {
             match (from.class, from.bytes) {
-                U16 => Function::One(|a| Value::register(u16::of(a) as $to)),
-                U32 => Function::One(|a| Value::register(u32::of(a) as $to)),
-                U64 => Function::One(|a| Value::register(u64::of(a) as $to)),
-                S16 => Function::One(|a| Value::register(i16::of(a) as $to)),
-                S32 => Function::One(|a| Value::register(i32::of(a) as $to)),
-                S64 => Function::One(|a| Value::register(i64::of(a) as $to)),
+                U16 => RegisterFunction::One(|a| Value::register(u16::of(a) as $to)),
+                U32 => RegisterFunction::One(|a| Value::register(u32::of(a) as $to)),
+                U64 => RegisterFunction::One(|a| Value::register(u64::of(a) as $to)),
+                S16 => RegisterFunction::One(|a| Value::register(i16::of(a) as $to)),
+                S32 => RegisterFunction::One(|a| Value::register(i32::of(a) as $to)),
+                S64 => RegisterFunction::One(|a| Value::register(i64::of(a) as $to)),
                 _ => return None,
             }
         };
@@ -244,8 +244,8 @@ pub(crate) fn convert(rounding: Option<&str>, to: Type, from: Type) -> Option<Op
     macro_rules! from_float {
         ($to:ty, $round:ident) => {
             match (from.class, from.bytes) {
-                F32 => Function::One(|a| Value::register(f32::of(a).$round() as $to)),
-                F64 => Function::One(|a| Value::register(f64::of(a).$round() as $to)),
+                F32 => RegisterFunction::One(|a| Value::register(f32::of(a).$round() as $to)),
+                F64 => RegisterFunction::One(|a| Value::register(f64::of(a).$round() as $to)),
                 _ => return None,
             }
         };
@@ -253,9 +253,9 @@ pub(crate) fn convert(rounding: Option<&str>, to: Type, from: Type) -> Option<Op
     macro_rules! to_integer {
         ($to:ty) => {
             match (rounding, from.class) {
-                (None, Class::Unsigned | Class::Signed) => from_integer!($to),
-                (Some("rzi"), Class::Float) => from_float!($to, trunc),
-                (Some("rni"), Class::Float) => from_float!($to, round_ties_even),
+                (None, ValueClass::Unsigned | ValueClass::Signed) => from_integer!($to),
+                (Some("rzi"), ValueClass::Float) => from_float!($to, trunc),
+                (Some("rni"), ValueClass::Float) => from_float!($to, round_ties_even),
                 _ => return None,
             }
         };
@@ -267,14 +267,14 @@ pub(crate) fn convert(rounding: Option<&str>, to: Type, from: Type) -> Option<Op
         S16 => to_integer!(i16),
         S32 => to_integer!(i32),
         S64 => to_integer!(i64),
-        F32 if from.class == Class::Float => match (rounding, from.bytes) {
-            (Some("rn"), 8) => Function::One(|a| (f64::of(a) as f32).register()),
-            (None, 4) => Function::One(|a| a),
+        F32 if from.class == ValueClass::Float => match (rounding, from.bytes) {
+            (Some("rn"), 8) => RegisterFunction::One(|a| (f64::of(a) as f32).register()),
+            (None, 4) => RegisterFunction::One(|a| a),
             _ => return None,
         },
-        F64 if from.class == Class::Float => match (rounding, from.bytes) {
-            (None, 4) => Function::One(|a| f64::from(f32::of(a)).register()),
-            (None, 8) => Function::One(|a| a),
+        F64 if from.class == ValueClass::Float => match (rounding, from.bytes) {
+            (None, 4) => RegisterFunction::One(|a| f64::from(f32::of(a)).register()),
+            (None, 8) => RegisterFunction::One(|a| a),
             _ => return None,
         },
         F32 if rounding == Some("rn") => from_integer!(f32),
@@ -291,14 +291,14 @@ pub(crate) fn convert(rounding: Option<&str>, to: Type, from: Type) -> Option<Op
 /// Find what an atomic instruction makes of the old value and its operand: the new value. `cas` is not here, because it has two operands.
 pub(crate) fn atomic(name: &str, of: Type) -> Option<fn(u64, u64) -> u64> {
     let function = match (name, of.class) {
-        ("add" | "min" | "max", Class::Unsigned | Class::Signed) if of.bytes >= 4 => find(name, of)?.function,
-        ("add", Class::Float) => find(name, of)?.function,
-        ("and" | "or" | "xor", Class::Bits) if of.bytes >= 4 => find(name, of)?.function,
-        ("exch", Class::Bits) if of.bytes >= 4 => Function::Two(|_, new| new),
+        ("add" | "min" | "max", ValueClass::Unsigned | ValueClass::Signed) if of.bytes >= 4 => find(name, of)?.function,
+        ("add", ValueClass::Float) => find(name, of)?.function,
+        ("and" | "or" | "xor", ValueClass::Bits) if of.bytes >= 4 => find(name, of)?.function,
+        ("exch", ValueClass::Bits) if of.bytes >= 4 => RegisterFunction::Two(|_, new| new),
         _ => return None,
     };
     match function {
-        Function::Two(function) => Some(function),
-        Function::One(_) | Function::Three(_) => None,
+        RegisterFunction::Two(function) => Some(function),
+        RegisterFunction::One(_) | RegisterFunction::Three(_) => None,
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::decode::Body;
 use crate::instruction::{Kernel, Parameter};
 use crate::statement::{Operand, Statement};
-use crate::token::{Reader, Token};
+use crate::token::{Token, TokenReader};
 use crate::types::Type;
-use crate::{Code, Error, Module, Version};
+use crate::{EntryCode, Error, Module, PtxVersion};
 
 /// More registers than a thread of a GPU has, and few enough for the numbers of places.
 const MOST_REGISTERS: usize = 4096;
@@ -17,12 +17,12 @@ const MOST_SHARED: u64 = 48 << 10;
 
 /// Read a module.
 pub(crate) fn module(text: &str, unread: &dyn Fn(&str) -> bool) -> Result<Module, Error> {
-    let mut reader = Reader::new(text)?;
+    let mut reader = TokenReader::new(text)?;
     reader.directive("version")?;
     let Some(Token::Version((major, minor))) = reader.peek() else {
         return Err(reader.error("a version such as 6.0 is expected"));
     };
-    let version = Version { major, minor };
+    let version = PtxVersion { major, minor };
     reader.next()?;
     reader.directive("target")?;
     let line = reader.line();
@@ -46,9 +46,9 @@ pub(crate) fn module(text: &str, unread: &dyn Fn(&str) -> bool) -> Result<Module
                 let parameters = parameters(&mut reader)?;
                 let code = if unread(name) {
                     skip_body(&mut reader)?;
-                    Code::Unread
+                    EntryCode::Unread
                 } else {
-                    Code::Kernel(Arc::new(kernel(&mut reader, name, parameters)?))
+                    EntryCode::Kernel(Arc::new(kernel(&mut reader, name, parameters)?))
                 };
                 if entries.insert(name.to_owned(), code).is_some() {
                     return Err(reader.error_at(line, format!("{name} is defined twice")));
@@ -66,7 +66,7 @@ pub(crate) fn module(text: &str, unread: &dyn Fn(&str) -> bool) -> Result<Module
     })
 }
 
-fn parameters(reader: &mut Reader<'_>) -> Result<Vec<Parameter>, Error> {
+fn parameters(reader: &mut TokenReader<'_>) -> Result<Vec<Parameter>, Error> {
     let mut parameters: Vec<Parameter> = Vec::new();
     if !reader.takes('(')? {
         return Ok(parameters);
@@ -97,7 +97,7 @@ fn parameters(reader: &mut Reader<'_>) -> Result<Vec<Parameter>, Error> {
     Ok(parameters)
 }
 
-fn skip_body(reader: &mut Reader<'_>) -> Result<(), Error> {
+fn skip_body(reader: &mut TokenReader<'_>) -> Result<(), Error> {
     reader.mark('{')?;
     let mut open = 1;
     while open > 0 {
@@ -110,7 +110,7 @@ fn skip_body(reader: &mut Reader<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-fn kernel(reader: &mut Reader<'_>, name: &str, parameters: Vec<Parameter>) -> Result<Kernel, Error> {
+fn kernel(reader: &mut TokenReader<'_>, name: &str, parameters: Vec<Parameter>) -> Result<Kernel, Error> {
     let mut body = Body::new(&parameters);
     reader.mark('{')?;
     loop {
@@ -132,7 +132,7 @@ fn kernel(reader: &mut Reader<'_>, name: &str, parameters: Vec<Parameter>) -> Re
 }
 
 /// Read a declaration such as `.reg .b32 %a, %b<4>;`.
-fn registers<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
+fn registers<'t>(reader: &mut TokenReader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
     reader.directive("reg")?;
     let kind = reader.dot()?;
     let of = Type::parse(kind).filter(|of| of.bytes != 1);
@@ -162,7 +162,7 @@ fn registers<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(),
 }
 
 /// Read a declaration such as `.shared .align 4 .b8 tile[1024];`.
-fn shared<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
+fn shared<'t>(reader: &mut TokenReader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
     reader.directive("shared")?;
     let line = reader.line();
     let mut align = None;
@@ -195,7 +195,7 @@ fn shared<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Er
 }
 
 /// Read a label or an instruction.
-fn statement<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
+fn statement<'t>(reader: &mut TokenReader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
     let line = reader.line();
     let guard = if reader.takes('@')? {
         let wanted = !reader.takes('!')?;
@@ -232,7 +232,7 @@ fn statement<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(),
     body.add(&statement).map_err(|why| reader.error_at(line, why))
 }
 
-fn operand<'t>(reader: &mut Reader<'t>) -> Result<Operand<'t>, Error> {
+fn operand<'t>(reader: &mut TokenReader<'t>) -> Result<Operand<'t>, Error> {
     if reader.takes('[')? {
         let base = reader.name()?;
         let offset = match reader.peek() {
@@ -276,7 +276,7 @@ fn operand<'t>(reader: &mut Reader<'t>) -> Result<Operand<'t>, Error> {
     }
 }
 
-fn signed(reader: &mut Reader<'_>) -> Result<i128, Error> {
+fn signed(reader: &mut TokenReader<'_>) -> Result<i128, Error> {
     let negative = reader.takes('-')?;
     let number = i128::from(reader.integer()?);
     Ok(if negative { -number } else { number })

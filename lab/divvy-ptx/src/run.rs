@@ -1,10 +1,10 @@
 //! Runs a kernel.
 
-use crate::instruction::{Address, Instruction, Kernel, Place, Space, Special, What};
+use crate::instruction::{Instruction, InstructionEffect, Kernel, MemoryOperand, PlaceNumber, Space, Special};
 use crate::mma::{Fragment, WARP, multiply};
 
 /// The memory of a GPU.
-pub trait Memory {
+pub trait DeviceMemory {
     /// Read bytes. `None` if they are not all in memory that the kernel may use.
     fn load(&mut self, address: u64, to: &mut [u8]) -> Option<()>;
 
@@ -14,26 +14,26 @@ pub trait Memory {
 
 /// The order in which the threads of a block run between two barriers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum ThreadOrder {
     /// The first thread first.
     Forward,
     /// The last thread first.
     Backward,
 }
 
-impl Order {
+impl ThreadOrder {
     /// What registers and shared memory contain that were not written. It differs, so that a kernel that reads them gives another result in one order.
     fn pattern(self) -> u8 {
         match self {
-            Order::Forward => 0x5a,
-            Order::Backward => 0,
+            ThreadOrder::Forward => 0x5a,
+            ThreadOrder::Backward => 0,
         }
     }
 }
 
 /// How a kernel is launched.
 #[derive(Debug, Clone)]
-pub struct Launch {
+pub struct KernelLaunch {
     /// The number of blocks in each dimension.
     pub grid: [u32; 3],
     /// The only block that runs, for tests of grids that are too large to run; all blocks if it is none.
@@ -43,7 +43,7 @@ pub struct Launch {
     /// The bytes of the parameters, as [`Kernel::parameters`] says.
     pub parameters: Vec<u8>,
     /// The order of the threads.
-    pub order: Order,
+    pub order: ThreadOrder,
     /// The time at the start, in nanoseconds.
     pub timer: u64,
     /// After how many instructions a kernel counts as one that never ends.
@@ -52,7 +52,7 @@ pub struct Launch {
 
 /// How a kernel ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct KernelOutcome {
     /// How many instructions were executed.
     pub instructions: u64,
     /// How long the thread waited that waited longest, by `%globaltimer`.
@@ -61,7 +61,7 @@ pub struct Outcome {
 
 /// Why a kernel did not end as it should.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum KernelFault {
     /// The kernel uses memory that is not its own.
     #[error("line {line}: there is no memory at {address:#x}")]
     IllegalAddress {
@@ -95,22 +95,22 @@ pub enum Fault {
     Launch,
 }
 
-impl Fault {
+impl KernelFault {
     /// Return the `CUresult`; `None` for a kernel that does not end.
     pub fn code(self) -> Option<i32> {
         match self {
-            Fault::IllegalAddress { .. } => Some(700),
-            Fault::Misaligned { .. } => Some(716),
-            Fault::Diverged { .. } => Some(719),
-            Fault::Launch => Some(1),
-            Fault::Endless { .. } => None,
+            KernelFault::IllegalAddress { .. } => Some(700),
+            KernelFault::Misaligned { .. } => Some(716),
+            KernelFault::Diverged { .. } => Some(719),
+            KernelFault::Launch => Some(1),
+            KernelFault::Endless { .. } => None,
         }
     }
 }
 
 /// Where a thread is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ThreadState {
     Ready,
     /// At a barrier.
     Waits,
@@ -121,7 +121,7 @@ enum State {
 
 #[derive(Debug, Clone, Copy)]
 struct Thread {
-    state: State,
+    state: ThreadState,
     /// The index of the next instruction.
     next: usize,
     index: [u32; 3],
@@ -131,7 +131,7 @@ struct Thread {
 /// A block that runs.
 struct Block<'k> {
     kernel: &'k Kernel,
-    launch: &'k Launch,
+    launch: &'k KernelLaunch,
     index: [u32; 3],
     /// What the places of a thread contain at its start.
     initial: Vec<u64>,
@@ -144,11 +144,13 @@ struct Block<'k> {
 
 impl Kernel {
     /// Run the kernel to its end.
-    pub fn run(&self, launch: &Launch, memory: &mut dyn Memory) -> Result<Outcome, Fault> {
+    pub fn run(&self, launch: &KernelLaunch, memory: &mut dyn DeviceMemory) -> Result<KernelOutcome, KernelFault> {
         let threads = launch.block.iter().try_fold(1u32, |product, edge| product.checked_mul(*edge));
-        let threads = threads.filter(|threads| (1..=1024).contains(threads)).ok_or(Fault::Launch)? as usize;
+        let threads = threads
+            .filter(|threads| (1..=1024).contains(threads))
+            .ok_or(KernelFault::Launch)? as usize;
         if launch.grid.contains(&0) || launch.parameters.len() != self.parameter_bytes() {
-            return Err(Fault::Launch);
+            return Err(KernelFault::Launch);
         }
         let pattern = u64::from_ne_bytes([launch.order.pattern(); 8]);
         let registers = self.masks.iter().map(|mask| pattern & mask);
@@ -177,7 +179,7 @@ impl Kernel {
             Some(index) => run(index, &mut block)?,
             None => all().try_for_each(|index| run(index, &mut block))?,
         }
-        Ok(Outcome {
+        Ok(KernelOutcome {
             instructions: block.instructions,
             nanoseconds,
         })
@@ -193,7 +195,7 @@ impl Block<'_> {
         for thread in 0..threads {
             let place = [thread % width, thread / width % height, thread / (width * height)];
             self.threads.push(Thread {
-                state: State::Ready,
+                state: ThreadState::Ready,
                 next: 0,
                 index: place.map(|edge| edge as u32),
                 waited: 0,
@@ -204,15 +206,15 @@ impl Block<'_> {
         self.shared.resize(self.kernel.shared as usize, self.launch.order.pattern());
     }
 
-    fn run(&mut self, memory: &mut dyn Memory) -> Result<(), Fault> {
+    fn run(&mut self, memory: &mut dyn DeviceMemory) -> Result<(), KernelFault> {
         let count = self.threads.len();
         loop {
             for step in 0..count {
                 let thread = match self.launch.order {
-                    Order::Forward => step,
-                    Order::Backward => count - 1 - step,
+                    ThreadOrder::Forward => step,
+                    ThreadOrder::Backward => count - 1 - step,
                 };
-                if self.threads[thread].state == State::Ready {
+                if self.threads[thread].state == ThreadState::Ready {
                     self.run_thread(thread, memory)?;
                 }
             }
@@ -221,8 +223,8 @@ impl Block<'_> {
             }
             // All threads have ended or wait.
             let mut open = false;
-            for thread in self.threads.iter_mut().filter(|thread| thread.state == State::Waits) {
-                thread.state = State::Ready;
+            for thread in self.threads.iter_mut().filter(|thread| thread.state == ThreadState::Waits) {
+                thread.state = ThreadState::Ready;
                 open = true;
             }
             if !open {
@@ -232,27 +234,30 @@ impl Block<'_> {
     }
 
     /// Do what whole warps wait for. Return whether there was anything.
-    fn run_warps(&mut self) -> Result<bool, Fault> {
+    fn run_warps(&mut self) -> Result<bool, KernelFault> {
         let mut any = false;
         for first in (0..self.threads.len()).step_by(WARP) {
             let last = self.threads.len().min(first + WARP);
-            let Some(waiting) = self.threads[first..last].iter().find(|thread| thread.state == State::Warp) else {
+            let Some(waiting) = self.threads[first..last]
+                .iter()
+                .find(|thread| thread.state == ThreadState::Warp)
+            else {
                 continue;
             };
             let at = waiting.next;
             let Instruction { what, line, .. } = &self.kernel.code[at];
-            let together = |thread: &Thread| thread.state == State::Warp && thread.next == at;
+            let together = |thread: &Thread| thread.state == ThreadState::Warp && thread.next == at;
             if last - first != WARP || !self.threads[first..last].iter().all(together) {
-                return Err(Fault::Diverged { line: *line });
+                return Err(KernelFault::Diverged { line: *line });
             }
-            let What::Multiply { d, a, b, c } = what else {
-                return Err(Fault::Diverged { line: *line });
+            let InstructionEffect::Multiply { d, a, b, c } = what else {
+                return Err(KernelFault::Diverged { line: *line });
             };
             let stride = self.initial.len();
             let mut lanes = [Fragment::default(); WARP];
             for (lane, of) in lanes.iter_mut().enumerate() {
                 let places = &self.places[(first + lane) * stride..];
-                let at = |place: &Place| places[*place as usize];
+                let at = |place: &PlaceNumber| places[*place as usize];
                 *of = Fragment {
                     a: [at(&a[0]), at(&a[1]), at(&a[2]), at(&a[3])],
                     b: [at(&b[0]), at(&b[1])],
@@ -266,7 +271,7 @@ impl Block<'_> {
                 }
             }
             for thread in &mut self.threads[first..last] {
-                thread.state = State::Ready;
+                thread.state = ThreadState::Ready;
                 thread.next += 1;
             }
             any = true;
@@ -275,7 +280,7 @@ impl Block<'_> {
     }
 
     /// Run a thread until it waits or ends.
-    fn run_thread(&mut self, number: usize, memory: &mut dyn Memory) -> Result<(), Fault> {
+    fn run_thread(&mut self, number: usize, memory: &mut dyn DeviceMemory) -> Result<(), KernelFault> {
         let code = self.kernel.code.as_slice();
         let stride = self.initial.len();
         let places = &mut self.places[number * stride..(number + 1) * stride];
@@ -286,7 +291,7 @@ impl Block<'_> {
         let state = loop {
             let Instruction { guard, what, line } = &code[next];
             if left == 0 {
-                return Err(Fault::Endless { line: *line });
+                return Err(KernelFault::Endless { line: *line });
             }
             left -= 1;
             next += 1;
@@ -296,13 +301,15 @@ impl Block<'_> {
                 continue;
             }
             match what {
-                What::One(function, to, a) => places[*to as usize] = function(places[*a as usize]),
-                What::Two(function, to, a, b) => places[*to as usize] = function(places[*a as usize], places[*b as usize]),
-                What::Three(function, to, a, b, c) => {
+                InstructionEffect::One(function, to, a) => places[*to as usize] = function(places[*a as usize]),
+                InstructionEffect::Two(function, to, a, b) => {
+                    places[*to as usize] = function(places[*a as usize], places[*b as usize])
+                }
+                InstructionEffect::Three(function, to, a, b, c) => {
                     places[*to as usize] = function(places[*a as usize], places[*b as usize], places[*c as usize]);
                 }
-                What::Branch(target) => next = *target,
-                What::Load { from, to, sign, mask } => {
+                InstructionEffect::Branch(target) => next = *target,
+                InstructionEffect::Load { from, to, sign, mask } => {
                     let mut bytes = [0; 32];
                     let bytes = &mut bytes[..from.bytes as usize * from.count];
                     load(*from, places, &self.shared, memory, bytes, *line)?;
@@ -311,7 +318,7 @@ impl Block<'_> {
                         places[*place as usize] = ((value << sign) as i64 >> sign) as u64 & mask;
                     }
                 }
-                What::Store { to, from } => {
+                InstructionEffect::Store { to, from } => {
                     let mut bytes = [0; 32];
                     let bytes = &mut bytes[..to.bytes as usize * to.count];
                     for (place, value) in from.iter().zip(bytes.chunks_exact_mut(to.bytes as usize)) {
@@ -319,7 +326,7 @@ impl Block<'_> {
                     }
                     store(*to, places, &mut self.shared, memory, bytes, *line)?;
                 }
-                What::Atomic {
+                InstructionEffect::Atomic {
                     at,
                     function,
                     operand,
@@ -342,7 +349,7 @@ impl Block<'_> {
                         places[*to as usize] = old;
                     }
                 }
-                What::Swap { at, compare, new, to } => {
+                InstructionEffect::Swap { at, compare, new, to } => {
                     let mut bytes = [0; 8];
                     let bytes = &mut bytes[..at.bytes as usize];
                     load(*at, places, &self.shared, memory, bytes, *line)?;
@@ -353,10 +360,10 @@ impl Block<'_> {
                     }
                     places[*to as usize] = old;
                 }
-                What::Parameter { to, offset, bytes } => {
+                InstructionEffect::Parameter { to, offset, bytes } => {
                     places[*to as usize] = number_of(&self.launch.parameters[*offset..offset + bytes]);
                 }
-                What::Special(special, to) => {
+                InstructionEffect::Special(special, to) => {
                     places[*to as usize] = match special {
                         Special::Thread(dimension) => thread.index[*dimension].into(),
                         Special::Block(dimension) => self.index[*dimension].into(),
@@ -374,14 +381,14 @@ impl Block<'_> {
                         Special::Clock64 => self.instructions + before - left,
                     };
                 }
-                What::Barrier => break State::Waits,
-                What::Multiply { .. } => {
+                InstructionEffect::Barrier => break ThreadState::Waits,
+                InstructionEffect::Multiply { .. } => {
                     // Done when the whole warp is here.
                     next -= 1;
-                    break State::Warp;
+                    break ThreadState::Warp;
                 }
-                What::Return => break State::Ended,
-                What::Nothing => {}
+                InstructionEffect::Return => break ThreadState::Ended,
+                InstructionEffect::Nothing => {}
             }
         };
         self.instructions += before - left;
@@ -413,24 +420,24 @@ fn copy(to: &mut [u8], from: &[u8]) {
 }
 
 /// Return the address, which must be aligned to all that is loaded or stored there.
-fn address_of(of: Address, places: &[u64], line: usize) -> Result<u64, Fault> {
+fn address_of(of: MemoryOperand, places: &[u64], line: usize) -> Result<u64, KernelFault> {
     let address = places[of.base as usize].wrapping_add(of.offset);
     // Both are powers of two.
     if address & (of.bytes * of.count as u64 - 1) == 0 {
         Ok(address)
     } else {
-        Err(Fault::Misaligned { line, address })
+        Err(KernelFault::Misaligned { line, address })
     }
 }
 
 fn load(
-    from: Address,
+    from: MemoryOperand,
     places: &[u64],
     shared: &[u8],
-    memory: &mut dyn Memory,
+    memory: &mut dyn DeviceMemory,
     bytes: &mut [u8],
     line: usize,
-) -> Result<(), Fault> {
+) -> Result<(), KernelFault> {
     let address = address_of(from, places, line)?;
     let loaded = match from.space {
         Space::Global => memory.load(address, bytes),
@@ -438,17 +445,17 @@ fn load(
             .and_then(|range| shared.get(range))
             .map(|found| copy(bytes, found)),
     };
-    loaded.ok_or(Fault::IllegalAddress { line, address })
+    loaded.ok_or(KernelFault::IllegalAddress { line, address })
 }
 
 fn store(
-    to: Address,
+    to: MemoryOperand,
     places: &[u64],
     shared: &mut [u8],
-    memory: &mut dyn Memory,
+    memory: &mut dyn DeviceMemory,
     bytes: &[u8],
     line: usize,
-) -> Result<(), Fault> {
+) -> Result<(), KernelFault> {
     let address = address_of(to, places, line)?;
     let stored = match to.space {
         Space::Global => memory.store(address, bytes),
@@ -456,7 +463,7 @@ fn store(
             .and_then(|range| shared.get_mut(range))
             .map(|found| copy(found, bytes)),
     };
-    stored.ok_or(Fault::IllegalAddress { line, address })
+    stored.ok_or(KernelFault::IllegalAddress { line, address })
 }
 
 fn range(address: u64, length: usize) -> Option<std::ops::Range<usize>> {

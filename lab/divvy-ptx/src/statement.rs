@@ -1,6 +1,6 @@
 //! Instructions as they are written.
 
-use crate::types::{Class, Type};
+use crate::types::{Type, ValueClass};
 
 /// An operand as it is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,9 +39,9 @@ impl Operand<'_> {
     /// Return the bits of a constant of a type.
     pub(crate) fn constant(&self, of: Type) -> Result<u64, NotAConstant> {
         match (self, of.class, of.bytes) {
-            (Operand::Float(bits), Class::Float | Class::Bits, 4) => Ok(u64::from(*bits)),
-            (Operand::Double(bits), Class::Float | Class::Bits, 8) => Ok(*bits),
-            (Operand::Integer(number), Class::Bits | Class::Unsigned | Class::Signed, bytes @ 1..) => {
+            (Operand::Float(bits), ValueClass::Float | ValueClass::Bits, 4) => Ok(u64::from(*bits)),
+            (Operand::Double(bits), ValueClass::Float | ValueClass::Bits, 8) => Ok(*bits),
+            (Operand::Integer(number), ValueClass::Bits | ValueClass::Unsigned | ValueClass::Signed, bytes @ 1..) => {
                 let bits = 8 * bytes as u32;
                 if *number < 1 << bits && *number >= -(1 << (bits - 1)) {
                     Ok(*number as u64 & of.mask())

@@ -40,15 +40,15 @@ fn version(text: &str) -> Option<(u32, u32)> {
 }
 
 /// Reads words, and knows where it is.
-pub(crate) struct Reader<'t> {
+pub(crate) struct TokenReader<'t> {
     text: &'t str,
     lexer: Lexer<'t, Token<'t>>,
     ahead: Option<Token<'t>>,
 }
 
-impl<'t> Reader<'t> {
-    pub(crate) fn new(text: &'t str) -> Result<Reader<'t>, Error> {
-        let mut reader = Reader {
+impl<'t> TokenReader<'t> {
+    pub(crate) fn new(text: &'t str) -> Result<TokenReader<'t>, Error> {
+        let mut reader = TokenReader {
             text,
             lexer: Token::lexer(text),
             ahead: None,

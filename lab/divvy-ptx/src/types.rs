@@ -2,7 +2,7 @@
 
 /// What the bits of a value mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum ValueClass {
     Bits,
     Unsigned,
     Signed,
@@ -13,18 +13,18 @@ pub(crate) enum Class {
 /// A type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Type {
-    pub(crate) class: Class,
+    pub(crate) class: ValueClass,
     /// The size in bytes; 0 for a predicate.
     pub(crate) bytes: u64,
 }
 
 impl Type {
     pub(crate) const PREDICATE: Type = Type {
-        class: Class::Predicate,
+        class: ValueClass::Predicate,
         bytes: 0,
     };
 
-    pub(crate) const fn new(class: Class, bytes: u64) -> Type {
+    pub(crate) const fn new(class: ValueClass, bytes: u64) -> Type {
         Type { class, bytes }
     }
 
@@ -34,15 +34,15 @@ impl Type {
             return Some(Type::PREDICATE);
         }
         let class = match name.chars().next()? {
-            'b' => Class::Bits,
-            'u' => Class::Unsigned,
-            's' => Class::Signed,
-            'f' => Class::Float,
+            'b' => ValueClass::Bits,
+            'u' => ValueClass::Unsigned,
+            's' => ValueClass::Signed,
+            'f' => ValueClass::Float,
             _ => return None,
         };
         let bytes = match (class, &name[1..]) {
-            (Class::Bits | Class::Unsigned | Class::Signed, "8") => 1,
-            (Class::Bits | Class::Unsigned | Class::Signed, "16") => 2,
+            (ValueClass::Bits | ValueClass::Unsigned | ValueClass::Signed, "8") => 1,
+            (ValueClass::Bits | ValueClass::Unsigned | ValueClass::Signed, "16") => 2,
             (_, "32") => 4,
             (_, "64") => 8,
             _ => return None,
@@ -52,11 +52,11 @@ impl Type {
 
     /// Report whether a variable of this type may be an operand of an instruction with another type (PTX ISA, "Type Checking Rules").
     pub(crate) fn agrees(self, instruction: Type) -> bool {
-        let integer = |class| matches!(class, Class::Unsigned | Class::Signed);
+        let integer = |class| matches!(class, ValueClass::Unsigned | ValueClass::Signed);
         self.bytes == instruction.bytes
             && match (self.class, instruction.class) {
-                (Class::Predicate, other) | (other, Class::Predicate) => other == Class::Predicate,
-                (Class::Bits, _) | (_, Class::Bits) => true,
+                (ValueClass::Predicate, other) | (other, ValueClass::Predicate) => other == ValueClass::Predicate,
+                (ValueClass::Bits, _) | (_, ValueClass::Bits) => true,
                 (mine, other) => mine == other || integer(mine) && integer(other),
             }
     }

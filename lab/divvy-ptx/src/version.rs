@@ -2,14 +2,14 @@
 
 /// A version of PTX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct PtxVersion {
     /// The first number.
     pub major: u32,
     /// The second number.
     pub minor: u32,
 }
 
-impl std::fmt::Display for Version {
+impl std::fmt::Display for PtxVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
     }
@@ -55,14 +55,14 @@ const NEWEST: [(i32, u32, u32); 32] = [
 
 /// Why a driver does not compile a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ModuleRefusal {
     /// CUDA_ERROR_UNSUPPORTED_PTX_VERSION.
     #[error("the module has PTX {module}, and the driver knows versions up to {driver}; update the driver")]
     Version {
         /// The version of the module.
-        module: Version,
+        module: PtxVersion,
         /// The newest version that the driver knows.
-        driver: Version,
+        driver: PtxVersion,
     },
     /// CUDA_ERROR_NO_BINARY_FOR_GPU.
     #[error("the module is for compute capabilities from {module} on, and the GPU has {gpu}")]
@@ -74,37 +74,37 @@ pub enum Refusal {
     },
 }
 
-impl Refusal {
+impl ModuleRefusal {
     /// Return the `CUresult`.
     pub fn code(self) -> i32 {
         match self {
-            Refusal::Version { .. } => 222,
-            Refusal::Target { .. } => 209,
+            ModuleRefusal::Version { .. } => 222,
+            ModuleRefusal::Target { .. } => 209,
         }
     }
 }
 
-impl Version {
+impl PtxVersion {
     /// Return the newest version that a driver of this CUDA version knows.
-    pub fn newest(cuda: i32) -> Version {
+    pub fn newest(cuda: i32) -> PtxVersion {
         let found = NEWEST.iter().find(|(since, ..)| cuda >= *since);
         let (major, minor) = found.map_or((4, 2), |(_, major, minor)| (*major, *minor));
-        Version { major, minor }
+        PtxVersion { major, minor }
     }
 }
 
 impl crate::Module {
     /// Check that a driver of this CUDA version compiles the module for a GPU of this compute capability, such as 86.
-    pub fn check(&self, cuda: i32, gpu: u32) -> Result<(), Refusal> {
-        let driver = Version::newest(cuda);
+    pub fn check(&self, cuda: i32, gpu: u32) -> Result<(), ModuleRefusal> {
+        let driver = PtxVersion::newest(cuda);
         if self.version > driver {
-            return Err(Refusal::Version {
+            return Err(ModuleRefusal::Version {
                 module: self.version,
                 driver,
             });
         }
         if self.target > gpu {
-            Err(Refusal::Target {
+            Err(ModuleRefusal::Target {
                 module: self.target,
                 gpu,
             })
@@ -131,7 +131,7 @@ mod tests {
             (14000, "9.5"),
         ];
         for (cuda, newest) in cases {
-            assert_eq!(Version::newest(cuda).to_string(), newest, "{cuda}");
+            assert_eq!(PtxVersion::newest(cuda).to_string(), newest, "{cuda}");
         }
         let module = |version: &str, target: u32| {
             let text = format!(".version {version} .target sm_{target} .address_size 64");
@@ -146,7 +146,7 @@ mod tests {
         ];
         for (version, target, cuda, gpu, code) in cases {
             let refused = module(version, target).check(cuda, gpu).err();
-            assert_eq!(refused.map(Refusal::code), code, "{version} {target} {cuda} {gpu}");
+            assert_eq!(refused.map(ModuleRefusal::code), code, "{version} {target} {cuda} {gpu}");
         }
     }
 }

@@ -61,14 +61,14 @@ pub fn markdown() -> Result<String> {
     Ok(text)
 }
 
-struct Name {
+struct AnnotationName {
     kind: &'static str,
     value: String,
     meaning: String,
 }
 
 /// Return the constants of [`NAMES`] that are texts, except for values of other constants.
-fn names() -> Result<Vec<Name>> {
+fn names() -> Result<Vec<AnnotationName>> {
     let file = syn::parse_file(NAMES).context("divvy_model::names is not Rust")?;
     let mut names = Vec::new();
     for item in file.items {
@@ -90,7 +90,7 @@ fn names() -> Result<Vec<Name>> {
             .next()
             .map(|letter| letter.to_uppercase().to_string())
             .unwrap_or_default();
-        names.push(Name {
+        names.push(AnnotationName {
             kind,
             value,
             meaning: first + letters.as_str(),

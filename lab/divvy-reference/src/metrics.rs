@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use axum::http::StatusCode;
-use divvy_agent::Measured;
-use divvy_agent_core::{Account, Escape, GuardCounts, NodeKey, Settings, Used};
-use divvy_exposition::Format;
+use divvy_agent::MeasuredMetrics;
+use divvy_agent_core::{AccountedContainer, CoreSettings, Escape, GuardCounts, NodeKey, UsageAccount};
+use divvy_exposition::MetricsFormat;
 use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory, PartGauges};
 use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
 
@@ -32,7 +32,7 @@ A label's values are listed where all of them always exist. Memory is in the uni
 /// The agent refuses the GPU of which it is to have metrics.
 pub fn markdown() -> Result<String> {
     let mut text = INTRODUCTION.to_owned();
-    let [agent, plugin, extender, explainer] = scrapes(Format::OpenMetrics)?;
+    let [agent, plugin, extender, explainer] = scrapes(MetricsFormat::OpenMetrics)?;
     let programs = [
         (
             "Agent",
@@ -75,13 +75,13 @@ pub fn markdown() -> Result<String> {
 ///
 /// # Errors
 /// The agent refuses the GPU of which it is to have metrics.
-pub fn scrapes(format: Format) -> Result<[String; 4]> {
+pub fn scrapes(format: MetricsFormat) -> Result<[String; 4]> {
     Ok([agent(format)?, plugin(format), extender(format), explainer(format)])
 }
 
 /// Return the metrics of an agent with one GPU, on which each metric has a sample.
-fn agent(format: Format) -> Result<String> {
-    let mut core = divvy_agent_core::Core::new(Settings {
+fn agent(format: MetricsFormat) -> Result<String> {
+    let mut core = divvy_agent_core::AgentCore::new(CoreSettings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
         whole: false,
@@ -100,7 +100,7 @@ fn agent(format: Format) -> Result<String> {
         ..gpu
     });
     core.set_hardware(BTreeMap::new(), gpus.collect())?;
-    let metrics = divvy_agent::Metrics::default();
+    let metrics = divvy_agent::AgentMetrics::default();
     metrics.pre_start("granted", Duration::ZERO);
     metrics.limited(true);
     metrics.limited_container(true);
@@ -121,7 +121,7 @@ fn fault() -> Fault {
 }
 
 /// Return a measurement in which each metric has a sample.
-fn measured() -> Measured {
+fn measured() -> MeasuredMetrics {
     let gpm = Gpm {
         graphics_active: Some(0),
         sm_active: Some(0),
@@ -156,11 +156,11 @@ fn measured() -> Measured {
         failed: Default::default(),
         error: None,
     };
-    let account = Account {
+    let account = UsageAccount {
         used: Some(0),
         busy: Some(0),
         last_busy: Some(0),
-        ..Account::default()
+        ..UsageAccount::default()
     };
     let [uid, uuid] = ["uid", "GPU-0"].map(str::to_owned);
     let escape = Escape::Unguarded {
@@ -172,11 +172,11 @@ fn measured() -> Measured {
         denied_bytes: Some(0),
         throttled_ns: Some(0),
     };
-    Measured {
+    MeasuredMetrics {
         gpus: vec![gpu],
         counted: [((uid.clone(), uuid.clone()), counts)].into(),
         escapes: [(uid.clone(), vec![escape])].into(),
-        containers: vec![Used {
+        containers: vec![AccountedContainer {
             uid,
             container: "main".to_owned(),
             uuid,
@@ -186,7 +186,7 @@ fn measured() -> Measured {
 }
 
 /// Return the metrics of a device plugin with one GPU.
-fn plugin(format: Format) -> String {
+fn plugin(format: MetricsFormat) -> String {
     let resource = Vendor::Nvidia.whole_resource();
     let metrics = divvy_agent::PluginMetrics::default();
     metrics.counts().registration(resource, true, 1);
@@ -195,19 +195,19 @@ fn plugin(format: Format) -> String {
     metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), format)
 }
 
-fn extender(format: Format) -> String {
-    use divvy_extender::Timing;
-    use divvy_extender::core::Core;
-    use divvy_extender::metrics::{Metrics, Scrape};
+fn extender(format: MetricsFormat) -> String {
+    use divvy_extender::CoreTiming;
+    use divvy_extender::core::ExtenderCore;
+    use divvy_extender::metrics::{ExtenderMetrics, Scrape};
 
-    let metrics = Metrics::default();
+    let metrics = ExtenderMetrics::default();
     metrics.answered("filter", Duration::ZERO);
-    let core = Core::new(MemoryUnit::GIB, Timing::default());
+    let core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
     metrics.text(&Scrape::of(&core, Some(0), true), format)
 }
 
-fn explainer(format: Format) -> String {
-    let metrics = divvy_explainer::Metrics::default();
+fn explainer(format: MetricsFormat) -> String {
+    let metrics = divvy_explainer::ExplainerMetrics::default();
     metrics.answered(StatusCode::OK);
     metrics.text(format)
 }

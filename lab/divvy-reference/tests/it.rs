@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use divvy_exposition::Format;
+use divvy_exposition::MetricsFormat;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -73,7 +73,7 @@ fn promtool_accepts_the_text_format_of_every_program() {
     if !divvy_skip::program("promtool", "prometheus") {
         return;
     }
-    for scrape in divvy_reference::metrics::scrapes(Format::Text).expect("made") {
+    for scrape in divvy_reference::metrics::scrapes(MetricsFormat::Text).expect("made") {
         accepts("promtool", &["check", "metrics"], &scrape);
     }
 }
@@ -93,7 +93,7 @@ assert len(samples) >= 2, samples";
     let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(has_it) else {
         return divvy_skip::skipped("python3 has no prometheus_client (Debian: python3-prometheus-client)");
     };
-    for scrape in divvy_reference::metrics::scrapes(Format::OpenMetrics).expect("made") {
+    for scrape in divvy_reference::metrics::scrapes(MetricsFormat::OpenMetrics).expect("made") {
         accepts(python, &["-c", PARSE], &scrape);
     }
 }

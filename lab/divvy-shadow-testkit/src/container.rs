@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 use divvy_share::usage;
 use tempfile::TempDir;
 
@@ -26,11 +26,11 @@ const REAL: &str = "/run/divvy/guard";
 
 /// What a container has, without a container: the files are in a temporary directory.
 #[derive(Debug)]
-pub struct Container {
+pub struct ShadowContainer {
     directory: TempDir,
 }
 
-impl Container {
+impl ShadowContainer {
     /// Make the directory, whose name begins with this letter. Its path is as long as those that it replaces in the guard's libraries.
     pub fn new(letter: &str) -> Self {
         let length = divvy_share::DIRECTORY.len() - "/tmp/".len() - letter.len();
@@ -81,16 +81,16 @@ impl Container {
     }
 
     /// Make the two files of a share.
-    pub fn give(&self, gpu: usize, limits: &Limits) {
+    pub fn give(&self, gpu: usize, limits: &ShareLimits) {
         fs::create_dir_all(self.path(GPUS[gpu])).unwrap();
         fs::write(self.file(gpu, "limits"), limits.file()).unwrap();
         fs::write(self.file(gpu, "usage"), usage::file()).unwrap();
     }
 
     /// Change the limits of the first GPU, as the agent does. Return the generation.
-    pub fn change(&self, limits: &Limits) -> u64 {
+    pub fn change(&self, limits: &ShareLimits) -> u64 {
         let path = self.file(0, "limits");
-        let (generation, _) = Limits::from_bytes(&fs::read(&path).unwrap()).unwrap();
+        let (generation, _) = ShareLimits::from_bytes(&fs::read(&path).unwrap()).unwrap();
         let (offset, copy) = limits.copy(generation + 1);
         let file = fs::File::options().write(true).open(path).unwrap();
         file.write_all_at(&copy, offset).unwrap();
@@ -108,10 +108,10 @@ impl Container {
 }
 
 /// The limits of a pod with this share.
-pub fn limits(share: u64) -> Limits {
-    Limits {
+pub fn limits(share: u64) -> ShareLimits {
+    ShareLimits {
         bytes: share,
         context: CONTEXT,
-        ..Limits::default()
+        ..ShareLimits::default()
     }
 }

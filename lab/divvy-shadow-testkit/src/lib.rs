@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-pub use container::{CONTEXT, Container, GPUS, MIB, limits};
+pub use container::{CONTEXT, GPUS, MIB, ShadowContainer, limits};
 pub use elf::Elf;
-pub use worker::Worker;
+pub use worker::RequestWorker;
 
 /// The directory with cargo's directories of profiles: its target directory, or the one in it for another machine. Only for a test's own process.
 pub fn target() -> PathBuf {

@@ -5,13 +5,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A process that reads requests from standard input, one per line, and answers each with a line. It is killed when this value is dropped.
 #[derive(Debug)]
-pub struct Worker {
+pub struct RequestWorker {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Worker {
+impl RequestWorker {
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
@@ -54,7 +54,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for RequestWorker {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = self.child.kill();

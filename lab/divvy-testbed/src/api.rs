@@ -52,21 +52,21 @@ use serde_json::{Value, json};
 
 pub use clock::Clock;
 pub use error::ApiError;
-pub use faults::{Effect, Faults, Match, Rule, RuleId};
+pub use faults::{Effect, FaultRule, Faults, Match, RuleId};
 pub use listen::Listening;
 pub(crate) use pods::is_dns_subdomain;
 pub use registry::{DeleteOptions, Deleted, PatchKind};
-pub use resources::Resource;
+pub use resources::ServedResource;
 pub use rights::{Right, Rights};
-pub use store::{Event, EventKind};
+pub use store::{EventKind, StoreEvent};
 
-use registry::{Registry, WriteOptions};
-use resources::{Resources, Target};
-use store::{Inner, Store};
+use registry::{ApiRegistry, WriteOptions};
+use resources::{RequestTarget, ServedResources};
+use store::{ApiStore, StoreContent};
 
 /// The settings of an [`ApiServer`].
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ApiServerOptions {
     /// The server's clock.
     pub clock: Clock,
     /// The seed of uids and generated names. Without a seed they differ between runs.
@@ -80,12 +80,12 @@ pub struct Options {
     /// The token that requests must carry, if any: as a bearer token or, for kubectl, as the prefix `/t/<token>` of the request's path.
     pub token: Option<String>,
     /// Resources in addition to the built-in ones.
-    pub resources: Vec<Resource>,
+    pub resources: Vec<ServedResource>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for ApiServerOptions {
+    fn default() -> ApiServerOptions {
+        ApiServerOptions {
             clock: Clock::system(),
             seed: None,
             bookmark_interval: Duration::from_secs(5),
@@ -98,9 +98,9 @@ impl Default for Options {
 }
 
 #[derive(Debug)]
-struct Shared {
-    options: Options,
-    registry: Arc<Registry>,
+struct ApiServerState {
+    options: ApiServerOptions,
+    registry: Arc<ApiRegistry>,
     faults: Faults,
     rights: Rights,
     endpoints: proxy::Endpoints,
@@ -108,18 +108,18 @@ struct Shared {
 
 /// An API server. Clones are handles to the same server.
 #[derive(Debug, Clone)]
-pub struct ApiServer(Arc<Shared>);
+pub struct ApiServer(Arc<ApiServerState>);
 
 impl ApiServer {
     /// Create a server that has only the namespaces of every cluster.
-    pub fn new(options: Options) -> ApiServer {
+    pub fn new(options: ApiServerOptions) -> ApiServer {
         let seed = options.seed.unwrap_or_else(arbitrary_seed);
-        let registry = Arc::new(Registry {
-            store: Store::new(seed, options.watch_history, options.audit),
-            resources: Resources::new(&options.resources),
+        let registry = Arc::new(ApiRegistry {
+            store: ApiStore::new(seed, options.watch_history, options.audit),
+            resources: ServedResources::new(&options.resources),
             clock: options.clock.clone(),
         });
-        let api = ApiServer(Arc::new(Shared {
+        let api = ApiServer(Arc::new(ApiServerState {
             options,
             faults: Faults::new(registry.clone()),
             rights: Rights::default(),
@@ -133,11 +133,11 @@ impl ApiServer {
         api
     }
 
-    pub(crate) fn options(&self) -> &Options {
+    pub(crate) fn options(&self) -> &ApiServerOptions {
         &self.0.options
     }
 
-    pub(crate) fn registry(&self) -> &Registry {
+    pub(crate) fn registry(&self) -> &ApiRegistry {
         &self.0.registry
     }
 
@@ -207,12 +207,12 @@ impl ApiServer {
 
     /// Set the address at which the service proxy reaches a Service.
     pub fn reach(&self, namespace: &str, service: &str, address: SocketAddr) {
-        self.0.endpoints.set(proxy::Kind::Service, namespace, service, address);
+        self.0.endpoints.set(proxy::ProxyTarget::Service, namespace, service, address);
     }
 
     /// Set the address at which the pod proxy reaches a pod.
     pub fn reach_pod(&self, namespace: &str, pod: &str, address: SocketAddr) {
-        self.0.endpoints.set(proxy::Kind::Pod, namespace, pod, address);
+        self.0.endpoints.set(proxy::ProxyTarget::Pod, namespace, pod, address);
     }
 
     pub(crate) fn endpoints(&self) -> &proxy::Endpoints {
@@ -233,14 +233,14 @@ impl ApiServer {
         }
     }
 
-    /// Return every commit on pods and nodes so far, in order; nothing if [`Options::audit`] is off.
-    pub fn history(&self) -> Vec<Event> {
-        self.registry().store.read(Inner::history)
+    /// Return every commit on pods and nodes so far, in order; nothing if [`ApiServerOptions::audit`] is off.
+    pub fn history(&self) -> Vec<StoreEvent> {
+        self.registry().store.read(StoreContent::history)
     }
 
     /// Return the revision of the last commit.
     pub fn revision(&self) -> u64 {
-        self.registry().store.read(Inner::revision)
+        self.registry().store.read(StoreContent::revision)
     }
 }
 
@@ -249,14 +249,14 @@ impl ApiServer {
 /// `resource` is for example `pods` or `leases.coordination.k8s.io`. Where a method supports a subresource, it can also be
 /// `pods/status` or `pods/binding`. `namespace` is empty for cluster-scoped objects.
 impl ApiServer {
-    fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
+    fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<RequestTarget, ApiError> {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
         let resource = self
             .registry()
             .resources
             .by_name(resource)
             .ok_or_else(ApiError::no_such_path)?;
-        Ok(Target {
+        Ok(RequestTarget {
             resource: resource.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),

@@ -93,7 +93,7 @@ impl<K: Resource> Cache<K> {
 
 /// A write that the current state requires.
 #[derive(Debug)]
-enum Action {
+enum ControllerAction {
     Create(Box<Pod>),
     Delete(Box<Pod>),
     Status(Box<Deployment>, i32, i32),
@@ -130,15 +130,20 @@ async fn run(client: Client) {
 }
 
 /// Carry out an action. Update the caches at once, because the watch event may arrive after the next computation of actions.
-async fn act(client: &Client, action: Action, pods: &mut Cache<Pod>, deployments: &mut Cache<Deployment>) -> kube::Result<()> {
+async fn act(
+    client: &Client,
+    action: ControllerAction,
+    pods: &mut Cache<Pod>,
+    deployments: &mut Cache<Deployment>,
+) -> kube::Result<()> {
     let namespace = |meta: &ObjectMeta| meta.namespace.clone().unwrap_or_default();
     match action {
-        Action::Create(pod) => {
+        ControllerAction::Create(pod) => {
             let api: Api<Pod> = Api::namespaced(client.clone(), &namespace(&pod.metadata));
             let made = api.create(&PostParams::default(), &pod).await?;
             pods.objects.insert(uid(&made.metadata), made);
         }
-        Action::Delete(mut pod) => {
+        ControllerAction::Delete(mut pod) => {
             let api: Api<Pod> = Api::namespaced(client.clone(), &namespace(&pod.metadata));
             let params = DeleteParams {
                 preconditions: Some(Preconditions {
@@ -154,7 +159,7 @@ async fn act(client: &Client, action: Action, pods: &mut Cache<Pod>, deployments
             pod.metadata.deletion_timestamp.get_or_insert(Time(Timestamp::UNIX_EPOCH));
             pods.objects.insert(uid(&pod.metadata), *pod);
         }
-        Action::Status(deployment, replicas, ready) => {
+        ControllerAction::Status(deployment, replicas, ready) => {
             let api: Api<Deployment> = Api::namespaced(client.clone(), &namespace(&deployment.metadata));
             let generation = deployment.metadata.generation;
             let status = json!({"status": {"observedGeneration": generation, "replicas": replicas, "updatedReplicas": replicas,
@@ -170,7 +175,7 @@ async fn act(client: &Client, action: Action, pods: &mut Cache<Pod>, deployments
 }
 
 /// Return the writes that the current state requires.
-fn actions(deployments: &BTreeMap<String, Deployment>, pods: &BTreeMap<String, Pod>) -> Vec<Action> {
+fn actions(deployments: &BTreeMap<String, Deployment>, pods: &BTreeMap<String, Pod>) -> Vec<ControllerAction> {
     let mut actions = Vec::new();
     let owner = |pod: &Pod| {
         let owners = pod.metadata.owner_references.iter().flatten();
@@ -182,7 +187,7 @@ fn actions(deployments: &BTreeMap<String, Deployment>, pods: &BTreeMap<String, P
     let deleting = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
     for pod in pods.values().filter(|pod| !deleting(pod)) {
         if owner(pod).is_some_and(|owner| !deployments.contains_key(&owner)) {
-            actions.push(Action::Delete(Box::new(pod.clone())));
+            actions.push(ControllerAction::Delete(Box::new(pod.clone())));
         }
     }
     for (uid, deployment) in deployments {
@@ -191,16 +196,16 @@ fn actions(deployments: &BTreeMap<String, Deployment>, pods: &BTreeMap<String, P
         active.sort_by_key(|pod| (pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone()));
         let wanted = usize::try_from(deployment.spec.replicas.unwrap_or(1)).unwrap_or(0);
         for _ in active.len()..wanted {
-            actions.push(Action::Create(Box::new(pod_of(deployment))));
+            actions.push(ControllerAction::Create(Box::new(pod_of(deployment))));
         }
         for pod in active.iter().skip(wanted) {
-            actions.push(Action::Delete(Box::new((*pod).clone())));
+            actions.push(ControllerAction::Delete(Box::new((*pod).clone())));
         }
         let count = |pods: usize| i32::try_from(pods).unwrap_or(i32::MAX);
         let (replicas, ready) = (count(active.len()), count(active.iter().filter(|pod| is_ready(pod)).count()));
         let known = deployment.status.clone().unwrap_or_default();
         if (known.replicas.unwrap_or(0), known.ready_replicas.unwrap_or(0)) != (replicas, ready) {
-            actions.push(Action::Status(Box::new(deployment.clone()), replicas, ready));
+            actions.push(ControllerAction::Status(Box::new(deployment.clone()), replicas, ready));
         }
     }
     actions

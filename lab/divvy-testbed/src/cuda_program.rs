@@ -10,7 +10,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// What the program answers.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Answer {
+pub struct ProgramAnswer {
     /// What it did, in its own words.
     pub says: String,
     /// The GPU's memory in MiB, as the driver's library told the program.
@@ -18,12 +18,12 @@ pub struct Answer {
     /// The part of it that is free.
     pub free_mib: u64,
     /// The allocation that failed, if that ended the request.
-    pub refused: Option<Refused>,
+    pub refused: Option<FailedAllocation>,
 }
 
 /// An allocation that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Refused {
+pub struct FailedAllocation {
     /// How much the program asked for, in MiB.
     pub mib: u64,
     /// CUDA's name of the error.
@@ -101,11 +101,11 @@ impl CudaProgram {
     ///
     /// # Errors
     /// The program has ended. The error has what it printed to standard error.
-    pub async fn ask(&mut self, request: &str) -> io::Result<Answer> {
+    pub async fn ask(&mut self, request: &str) -> io::Result<ProgramAnswer> {
         self.ask_for(request).await
     }
 
-    /// Send a request whose answer is another one than [`Answer`], and wait for it.
+    /// Send a request whose answer is another one than [`ProgramAnswer`], and wait for it.
     ///
     /// # Errors
     /// As of [`CudaProgram::ask`], or the answer is another one.

@@ -18,21 +18,22 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::Instant;
 
-use self::plugin::Nvidia;
-use crate::api::{ApiServer, Clock, Listening, Options};
+use self::plugin::NvidiaPrograms;
+use crate::api::{ApiServer, ApiServerOptions, Clock, Listening};
 use crate::controllers::Controllers;
-use crate::node::{Node, NodeSpec};
-use crate::programs::{GpuPrograms, Program, Programs};
-use crate::root::Root;
+use crate::node::{NodeDescription, TestbedNode};
+use crate::programs::{ChildProgram, GpuPrograms, Programs};
+use crate::root::ClusterRoot;
 use crate::scenario::{
-    Cluster, End, Living, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, mounts_of_drivers, write_node_configs,
+    Cluster, ClusterProgram, End, Living, NodeConfigs, PluginSetup, SelfReport, TestbedMachine, WholeOffer, Witness,
+    mounts_of_drivers, write_node_configs,
 };
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::simulated_driver;
 
 /// The settings of a cluster.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct EmbeddedSettings {
     /// The description of the machines that can join.
     pub machines: String,
     /// The paths of the real programs.
@@ -54,13 +55,13 @@ pub struct Settings {
     pub clock: Clock,
 }
 
-impl Settings {
+impl EmbeddedSettings {
     /// Return settings for a cluster of these machines with these programs. GPUs that recover are offered again after about three seconds.
-    pub fn new(machines: impl Into<String>, programs: Programs) -> Settings {
+    pub fn new(machines: impl Into<String>, programs: Programs) -> EmbeddedSettings {
         let agent_flags = ["--health-recovery", "1s", "--probe-interval", "1s"]
             .map(str::to_owned)
             .to_vec();
-        Settings {
+        EmbeddedSettings {
             machines: machines.into(),
             programs,
             base: std::env::temp_dir(),
@@ -81,11 +82,11 @@ const NODE_CONFIGS: &str = "node-configs";
 
 /// A running cluster.
 pub struct Embedded {
-    settings: Settings,
+    settings: EmbeddedSettings,
     machines: Machines,
     unit: MemoryUnit,
     /// What the agents also offer as a whole.
-    whole: Whole,
+    whole: WholeOffer,
     /// Whether pods of the agents use GPUs through MPS.
     mps: bool,
     /// Whether the agents have settings of single nodes, in the directory [`NODE_CONFIGS`].
@@ -98,10 +99,10 @@ pub struct Embedded {
     _extender_port: OwnedFd,
     scheduler: Option<Scheduler>,
     controllers: Controllers,
-    extender: Program,
+    extender: ChildProgram,
     nodes: BTreeMap<String, EmbeddedNode>,
     // Declared last, so that the directory is removed after everything in it has ended.
-    root: Root,
+    root: ClusterRoot,
 }
 
 impl std::fmt::Debug for Embedded {
@@ -112,32 +113,32 @@ impl std::fmt::Debug for Embedded {
 
 #[derive(Debug)]
 struct EmbeddedNode {
-    node: Node,
-    agent: Option<Program>,
+    node: TestbedNode,
+    agent: Option<ChildProgram>,
     /// Where the agent serves its metrics, and the socket that keeps the port.
     metrics: (OwnedFd, SocketAddr),
     /// The programs under NVIDIA's names, if they run in place of the agent.
-    nvidia: Option<Nvidia>,
+    nvidia: Option<NvidiaPrograms>,
     /// `mps-control-daemon` for the agent's pods.
-    mps: Option<Program>,
+    mps: Option<ChildProgram>,
 }
 
 impl Embedded {
     /// Start the API server, the extender, and the scheduler. Nodes [`join`](Cluster::join) later.
-    pub async fn start(settings: Settings) -> io::Result<Embedded> {
+    pub async fn start(settings: EmbeddedSettings) -> io::Result<Embedded> {
         let machines = Machines::parse(&settings.machines)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
-        let root = Root::create(&settings.base)?;
+        let root = ClusterRoot::create(&settings.base)?;
         std::fs::write(root.path().join("machines.toml"), &settings.machines)?;
         if settings.gpu_programs.is_some() {
             std::fs::create_dir(root.path().join(LEDGER))?;
         }
-        let api = ApiServer::new(Options {
+        let api = ApiServer::new(ApiServerOptions {
             seed: Some(settings.seed),
             token: Some(token()?),
             audit: settings.audit,
             clock: settings.clock.clone(),
-            ..Options::default()
+            ..ApiServerOptions::default()
         });
         let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
         write_private(&root.path().join("kubeconfig"), &api.kubeconfig(listening.addr()))?;
@@ -158,7 +159,7 @@ impl Embedded {
             settings,
             machines,
             unit: MemoryUnit::GIB,
-            whole: Whole::Nothing,
+            whole: WholeOffer::Nothing,
             mps: false,
             has_node_configs: false,
             api,
@@ -202,27 +203,29 @@ impl Embedded {
     }
 
     /// Return a node that has joined, or an error if it has not.
-    pub fn node(&self, name: &str) -> io::Result<&Node> {
+    pub fn node(&self, name: &str) -> io::Result<&TestbedNode> {
         self.nodes.get(name).map(|node| &node.node).ok_or_else(|| not_joined(name))
     }
 
     /// Do the same as [`Cluster::join`] with a changed node: `tune` may set another order of admission, kubelet bugs, or other timings.
-    pub async fn join_as(&mut self, name: &str, tune: impl FnOnce(&mut NodeSpec)) -> io::Result<()> {
+    pub async fn join_as(&mut self, name: &str, tune: impl FnOnce(&mut NodeDescription)) -> io::Result<()> {
         let machine = self.machines.node(name).cloned();
         let machine =
             machine.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no machine named {name:?}")))?;
         let position = self.machines.nodes.iter().position(|node| node.name == name).unwrap_or(0);
         let made_up = || format!("10.0.{}.{}", position / 250, position % 250 + 1);
-        let mut spec = NodeSpec {
+        let mut spec = NodeDescription {
             address: machine.address.clone().unwrap_or_else(made_up),
             cpus: machine.cpus,
             memory_mib: machine.memory_mib,
             gpu_minors: (0..machine.gpus.len()).map(|index| machine.gpu_minor(index)).collect(),
             seed: self.settings.seed.wrapping_add(position as u64),
-            ..NodeSpec::new(name, self.directory(name))
+            ..NodeDescription::new(name, self.directory(name))
         };
         tune(&mut spec);
-        let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
+        let node = TestbedNode::start(self.client.clone(), spec)
+            .await
+            .map_err(io::Error::other)?;
         if self.settings.drivers && !machine.gpus.is_empty() {
             simulated_driver::install(&node.paths().sys_root, &machine.driver, self.driver_libraries())?;
         }
@@ -280,7 +283,7 @@ impl Embedded {
             Vec::new()
         };
         let ledger = ledger.as_deref().map(|directory| ("DIVVY_NVML_SIM_LEDGER", directory));
-        let program = Program::start(
+        let program = ChildProgram::start(
             &format!("agent-{name}"),
             &self.settings.programs.agent,
             &[
@@ -411,7 +414,7 @@ impl Embedded {
         self.nodes
             .get(name)
             .and_then(|node| node.agent.as_ref())
-            .map(Program::last_words)
+            .map(ChildProgram::last_words)
             .unwrap_or_default()
     }
 
@@ -457,7 +460,7 @@ impl Embedded {
         let agents = self.nodes.values().filter_map(|node| node.agent.as_ref());
         std::iter::once(&self.extender)
             .chain(agents)
-            .filter_map(Program::pid)
+            .filter_map(ChildProgram::pid)
             .collect()
     }
 
@@ -525,7 +528,7 @@ impl Cluster for Embedded {
         self.client.clone()
     }
 
-    fn node_of(&self, machine: Machine) -> Option<String> {
+    fn node_of(&self, machine: TestbedMachine) -> Option<String> {
         self.machines.node(machine.name()).map(|node| node.name.clone())
     }
 
@@ -551,7 +554,7 @@ impl Cluster for Embedded {
         self.machines.node(node).is_some_and(MachineNode::has_gpus)
     }
 
-    async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {
+    async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<SelfReport>> {
         let containers = self.nodes.values().flat_map(|node| node.node.containers());
         let newest = containers
             .filter(|view| view.pod_uid == pod_uid && view.container == container)
@@ -559,7 +562,7 @@ impl Cluster for Embedded {
         Ok(newest.map(|mut view| {
             // In a container they have no order.
             view.devices.sort();
-            Report {
+            SelfReport {
                 running: view.is_running(),
                 id: view.id,
                 env: view.env,
@@ -610,7 +613,7 @@ impl Cluster for Embedded {
         Ok(())
     }
 
-    async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
+    async fn run_plugin(&mut self, node: &str, plugin: Option<PluginSetup<'_>>) -> io::Result<()> {
         match plugin {
             Some(plugin) => self.start_nvidia(node, plugin).await,
             None if !self.runs_nvidia(node) => Ok(()),
@@ -634,45 +637,45 @@ impl Cluster for Embedded {
         false
     }
 
-    async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
+    async fn stop(&mut self, part: ClusterProgram<'_>, end: End) -> io::Result<()> {
         let hard = end == End::Killed;
         match part {
-            Part::ApiServer => self.api.faults().set_down(true),
-            Part::Scheduler => {
+            ClusterProgram::ApiServer => self.api.faults().set_down(true),
+            ClusterProgram::Scheduler => {
                 if let Some(scheduler) = self.scheduler.take() {
                     scheduler.shutdown().await;
                 }
             }
-            Part::Extender if hard => self.kill_extender().await?,
-            Part::Extender => {
+            ClusterProgram::Extender if hard => self.kill_extender().await?,
+            ClusterProgram::Extender => {
                 self.extender.stop().await?;
             }
-            Part::Agent(node) if hard => self.kill_agent(node).await?,
-            Part::Agent(node) => {
+            ClusterProgram::Agent(node) if hard => self.kill_agent(node).await?,
+            ClusterProgram::Agent(node) => {
                 self.stop_agent(node).await?;
             }
-            Part::Plugin(node) => self.stop_plugin(node, end).await?,
-            Part::MpsControlDaemon(node) => self.stop_mps(node, end).await?,
-            Part::Kubelet(node) => self.node(node)?.stop_kubelet(hard).await,
-            Part::Runtime(node) => self.node(node)?.set_runtime_away(true),
+            ClusterProgram::Plugin(node) => self.stop_plugin(node, end).await?,
+            ClusterProgram::MpsControlDaemon(node) => self.stop_mps(node, end).await?,
+            ClusterProgram::Kubelet(node) => self.node(node)?.stop_kubelet(hard).await,
+            ClusterProgram::Runtime(node) => self.node(node)?.set_runtime_away(true),
         }
         Ok(())
     }
 
-    async fn start(&mut self, part: Part<'_>) -> io::Result<()> {
+    async fn start(&mut self, part: ClusterProgram<'_>) -> io::Result<()> {
         match part {
-            Part::ApiServer => self.api.faults().set_down(false),
-            Part::Scheduler if self.scheduler.is_none() => {
+            ClusterProgram::ApiServer => self.api.faults().set_down(false),
+            ClusterProgram::Scheduler if self.scheduler.is_none() => {
                 let scheduler = start_scheduler(&self.settings, self.client.clone(), self.extender_address);
                 self.scheduler = Some(scheduler);
             }
-            Part::Extender if self.extender.ended()? => self.start_extender().await?,
-            Part::Agent(node) if self.agent_pid(node).is_none() => self.start_agent(node).await?,
-            Part::Scheduler | Part::Extender | Part::Agent(_) => {}
-            Part::Plugin(node) => self.start_plugin(node).await?,
-            Part::MpsControlDaemon(node) => self.start_mps(node).await?,
-            Part::Kubelet(node) => self.node(node)?.start_kubelet().await.map_err(io::Error::other)?,
-            Part::Runtime(node) => self.node(node)?.set_runtime_away(false),
+            ClusterProgram::Extender if self.extender.ended()? => self.start_extender().await?,
+            ClusterProgram::Agent(node) if self.agent_pid(node).is_none() => self.start_agent(node).await?,
+            ClusterProgram::Scheduler | ClusterProgram::Extender | ClusterProgram::Agent(_) => {}
+            ClusterProgram::Plugin(node) => self.start_plugin(node).await?,
+            ClusterProgram::MpsControlDaemon(node) => self.start_mps(node).await?,
+            ClusterProgram::Kubelet(node) => self.node(node)?.start_kubelet().await.map_err(io::Error::other)?,
+            ClusterProgram::Runtime(node) => self.node(node)?.set_runtime_away(false),
         }
         Ok(())
     }
@@ -698,7 +701,7 @@ impl Cluster for Embedded {
         self.roll_agents().await
     }
 
-    async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
+    async fn offer_whole(&mut self, whole: WholeOffer) -> io::Result<()> {
         self.whole = whole;
         self.roll_agents().await
     }
@@ -764,7 +767,7 @@ impl Cluster for Embedded {
     }
 }
 
-fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAddr) -> Scheduler {
+fn start_scheduler(settings: &EmbeddedSettings, client: kube::Client, extender: SocketAddr) -> Scheduler {
     let config = SchedulerConfig {
         extender_url: Some(format!("http://{extender}/gpushare-scheduler")),
         prioritize_verb: Some("prioritize".to_owned()),
@@ -777,14 +780,14 @@ fn start_scheduler(settings: &Settings, client: kube::Client, extender: SocketAd
 }
 
 fn start_extender(
-    settings: &Settings,
+    settings: &EmbeddedSettings,
     root: &Path,
     kubeconfig: &Path,
     address: SocketAddr,
     unit: MemoryUnit,
-) -> io::Result<Program> {
+) -> io::Result<ChildProgram> {
     let kubeconfig = kubeconfig.display().to_string();
-    Program::start(
+    ChildProgram::start(
         "extender",
         &settings.programs.divvy,
         &[

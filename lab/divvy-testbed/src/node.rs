@@ -7,12 +7,12 @@
 //!
 //! What is simpler than on a real node:
 //! - Containers are rows, not processes. `sleep N` ends with status 0 after N seconds, `env` ends at once, `fail` ends with status 1, and
-//!   anything else runs until it is ended ([`Node::end_container`]). With `--ignore-term` among its arguments, only SIGKILL ends a container. There are no images,
+//!   anything else runs until it is ended ([`TestbedNode::end_container`]). With `--ignore-term` among its arguments, only SIGKILL ends a container. There are no images,
 //!   probes, hooks, volumes, logs, exec, init-container restarts by probes, ephemeral containers, or static pods.
 //! - The topology policy is `none`. There is no CPU manager, memory manager, or DRA manager, and no eviction or preemption.
 //! - A pod whose deletion began before the kubelet first saw it is not admitted. The minimum grace period of 2 s exists only for pods whose
 //!   object is gone ([`Timings::forced_grace`]).
-//! - A runtime that is down ([`Node::set_runtime_away`]) starts nothing, but running containers can still be ended.
+//! - A runtime that is down ([`TestbedNode::set_runtime_away`]) starts nothing, but running containers can still be ended.
 //! - There is no renewed Lease and there are no heartbeats: a node whose kubelet is stopped stays Ready.
 //! - See [`checkpoint`], [`runtime`] and the other modules for their simplifications.
 
@@ -45,10 +45,10 @@ use tokio::sync::broadcast;
 
 pub use self::cgroups::CgroupVersion;
 use self::cgroups::Cgroups;
-pub use self::devices::{Bugs, Holder};
+pub use self::devices::{Bugs, DeviceHolder};
 use self::kubelet::{Kubelet, Parts};
-use self::runtime::Runtime;
-pub use self::runtime::{ContainerState, ContainerView, MountView};
+use self::runtime::ContainerRuntime;
+pub use self::runtime::{ContainerView, MountView, RuntimeContainerState};
 
 /// The number of pods that a node accepts, whatever they ask for.
 pub(crate) const MAX_PODS: u64 = 110;
@@ -58,7 +58,7 @@ const SOCKET_PATH_LIMIT: usize = 107;
 
 /// The reason why a node does not start.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum NodeStartError {
     /// A socket's path is too long.
     #[error(
         "the socket path {path} has {length} bytes, but a Unix socket's path has at most 107: give the node a shorter directory than {root}"
@@ -83,19 +83,19 @@ pub enum Error {
     },
 }
 
-impl From<Error> for std::io::Error {
-    fn from(error: Error) -> std::io::Error {
+impl From<NodeStartError> for std::io::Error {
+    fn from(error: NodeStartError) -> std::io::Error {
         let kind = match &error {
-            Error::SocketPath { .. } => std::io::ErrorKind::InvalidFilename,
-            Error::Io { source, .. } => source.kind(),
+            NodeStartError::SocketPath { .. } => std::io::ErrorKind::InvalidFilename,
+            NodeStartError::Io { source, .. } => source.kind(),
         };
         std::io::Error::new(kind, error)
     }
 }
 
-impl Error {
-    pub(crate) fn io(what: &'static str, path: &Path, source: std::io::Error) -> Error {
-        Error::Io {
+impl NodeStartError {
+    pub(crate) fn io(what: &'static str, path: &Path, source: std::io::Error) -> NodeStartError {
+        NodeStartError::Io {
             what,
             path: path.to_owned(),
             source,
@@ -105,14 +105,14 @@ impl Error {
 
 /// A wait that doubles after each failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Backoff {
+pub struct BackoffRange {
     /// The first wait.
     pub first: Duration,
     /// The longest wait.
     pub max: Duration,
 }
 
-impl Backoff {
+impl BackoffRange {
     /// Return the wait after `failures` earlier failures.
     pub fn delay(&self, failures: u32) -> Duration {
         self.first
@@ -130,9 +130,9 @@ pub struct Timings {
     pub endpoint_grace: Duration,
     /// The wait before a container is started again after PreStartContainer or the runtime refused the start (measured on a real
     /// kubelet: 0.6 s, then 14 s).
-    pub start_retry: Backoff,
+    pub start_retry: BackoffRange,
     /// The wait after the second and each later end of a container (a real kubelet: 10 s to 5 min). The first restart has no wait.
-    pub restart_backoff: Backoff,
+    pub restart_backoff: BackoffRange,
     /// The grace period of a pod that does not set one.
     pub default_grace: Duration,
     /// The grace period of containers whose pod's object is gone because of a forced deletion. It replaces the pod's own grace
@@ -162,7 +162,7 @@ pub struct Timings {
 
 impl Default for Timings {
     fn default() -> Timings {
-        let backoff = Backoff {
+        let backoff = BackoffRange {
             first: Duration::from_millis(300),
             max: Duration::from_secs(2),
         };
@@ -200,7 +200,7 @@ pub enum AdmissionOrder {
 
 /// The description of a node.
 #[derive(Debug, Clone)]
-pub struct NodeSpec {
+pub struct NodeDescription {
     /// The node's name.
     pub name: String,
     /// The node's InternalIP.
@@ -227,10 +227,10 @@ pub struct NodeSpec {
     pub bugs: Bugs,
 }
 
-impl NodeSpec {
+impl NodeDescription {
     /// Return a node with 16 cores and 64 GiB and without GPUs.
-    pub fn new(name: impl Into<String>, root: impl Into<PathBuf>) -> NodeSpec {
-        NodeSpec {
+    pub fn new(name: impl Into<String>, root: impl Into<PathBuf>) -> NodeDescription {
+        NodeDescription {
             name: name.into(),
             address: "192.168.8.100".to_owned(),
             cpus: 16,
@@ -351,16 +351,16 @@ pub enum NodeEvent {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceManagerView {
     /// The device ids that each holder has.
-    pub holders: BTreeMap<Holder, BTreeSet<String>>,
+    pub holders: BTreeMap<DeviceHolder, BTreeSet<String>>,
     /// Capacity and allocatable of each resource, in device ids.
     pub resources: BTreeMap<String, (usize, usize)>,
 }
 
-/// A node. On drop it ends with everything that belongs to it; [`Node::shutdown`] also waits until all has ended.
-pub struct Node {
-    spec: NodeSpec,
+/// A node. On drop it ends with everything that belongs to it; [`TestbedNode::shutdown`] also waits until all has ended.
+pub struct TestbedNode {
+    spec: NodeDescription,
     client: Client,
-    runtime: Runtime,
+    runtime: ContainerRuntime,
     events: broadcast::Sender<NodeEvent>,
     /// Serializes the changes of the kubelet's state.
     changing: tokio::sync::Mutex<()>,
@@ -369,7 +369,7 @@ pub struct Node {
     seed: Mutex<Dice>,
 }
 
-impl std::fmt::Debug for Node {
+impl std::fmt::Debug for TestbedNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node")
             .field("name", &self.spec.name)
@@ -378,14 +378,14 @@ impl std::fmt::Debug for Node {
     }
 }
 
-impl Node {
+impl TestbedNode {
     /// Create the node's files and start its kubelet.
-    pub async fn start(client: Client, spec: NodeSpec) -> Result<Node, Error> {
+    pub async fn start(client: Client, spec: NodeDescription) -> Result<TestbedNode, NodeStartError> {
         let paths = spec.paths();
         for path in [paths.kubelet_socket(), paths.pod_resources_socket()] {
             let length = path.as_os_str().len();
             if length > SOCKET_PATH_LIMIT {
-                return Err(Error::SocketPath {
+                return Err(NodeStartError::SocketPath {
                     path,
                     length,
                     root: spec.root,
@@ -397,10 +397,10 @@ impl Node {
         write_boot_id(&paths, &mut seed)?;
         let scratch = paths.root.join("cgroup.new");
         let cgroups = Cgroups::new(spec.cgroup, paths.cgroups(), scratch)
-            .map_err(|source| Error::io("lay out", &paths.cgroups(), source))?;
+            .map_err(|source| NodeStartError::io("lay out", &paths.cgroups(), source))?;
         let events = broadcast::Sender::new(1024);
-        let runtime = Runtime::new(paths, cgroups, seed.fork(), events.clone());
-        let node = Node {
+        let runtime = ContainerRuntime::new(paths, cgroups, seed.fork(), events.clone());
+        let node = TestbedNode {
             client,
             runtime,
             events,
@@ -484,12 +484,12 @@ impl Node {
     }
 
     /// Start the kubelet unless it is running. It removes the sockets in the device plugin directory and creates a new `kubelet.sock`.
-    pub async fn start_kubelet(&self) -> Result<(), Error> {
+    pub async fn start_kubelet(&self) -> Result<(), NodeStartError> {
         let _changing = self.changing.lock().await;
         self.start_again().await
     }
 
-    async fn start_again(&self) -> Result<(), Error> {
+    async fn start_again(&self) -> Result<(), NodeStartError> {
         if lock(&self.kubelet).is_some() {
             return Ok(());
         }
@@ -506,8 +506,8 @@ impl Node {
         Ok(())
     }
 
-    /// Stop the kubelet and start it again; see [`Node::stop_kubelet`] for `hard`.
-    pub async fn restart_kubelet(&self, hard: bool) -> Result<(), Error> {
+    /// Stop the kubelet and start it again; see [`TestbedNode::stop_kubelet`] for `hard`.
+    pub async fn restart_kubelet(&self, hard: bool) -> Result<(), NodeStartError> {
         let _changing = self.changing.lock().await;
         self.stop(hard).await;
         self.start_again().await
@@ -515,24 +515,24 @@ impl Node {
 
     /// Reboot the machine. Its processes, its cgroups, and everything on tmpfs (the CDI directory) are gone, and its boot id is new; the
     /// kubelet's checkpoint remains. The agent is not part of the node, so the caller must restart it.
-    pub async fn reboot(&self) -> Result<(), Error> {
+    pub async fn reboot(&self) -> Result<(), NodeStartError> {
         let _changing = self.changing.lock().await;
         self.switch_off().await?;
         self.start_again().await
     }
 
-    /// Do the first half of a reboot. The kubelet stays down until [`Node::start_kubelet`].
-    pub async fn power_off(&self) -> Result<(), Error> {
+    /// Do the first half of a reboot. The kubelet stays down until [`TestbedNode::start_kubelet`].
+    pub async fn power_off(&self) -> Result<(), NodeStartError> {
         let _changing = self.changing.lock().await;
         self.switch_off().await
     }
 
-    async fn switch_off(&self) -> Result<(), Error> {
+    async fn switch_off(&self) -> Result<(), NodeStartError> {
         self.stop(true).await;
         self.runtime.reboot();
         let paths = self.paths();
         for entry in std::fs::read_dir(&paths.cdi_dir)
-            .map_err(|source| Error::io("read", &paths.cdi_dir, source))?
+            .map_err(|source| NodeStartError::io("read", &paths.cdi_dir, source))?
             .flatten()
         {
             let path = entry.path();
@@ -543,7 +543,9 @@ impl Node {
             };
             match removed {
                 // An agent that is starting may just have renamed its temporary file.
-                Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path, source)),
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(NodeStartError::io("remove", &path, source));
+                }
                 _ => {}
             }
         }
@@ -571,16 +573,16 @@ impl Node {
 
     /// Remove the device plugin directory, create it again with the checkpoint and all files except sockets, and start the kubelet in it. A
     /// watch on the old directory is lost.
-    pub async fn replace_device_plugin_dir(&self) -> Result<(), Error> {
+    pub async fn replace_device_plugin_dir(&self) -> Result<(), NodeStartError> {
         let _changing = self.changing.lock().await;
         self.stop(true).await;
         let directory = self.paths().device_plugins();
         let checkpoint = std::fs::read(self.paths().checkpoint()).ok();
-        std::fs::remove_dir_all(&directory).map_err(|source| Error::io("remove", &directory, source))?;
-        std::fs::create_dir_all(&directory).map_err(|source| Error::io("create", &directory, source))?;
+        std::fs::remove_dir_all(&directory).map_err(|source| NodeStartError::io("remove", &directory, source))?;
+        std::fs::create_dir_all(&directory).map_err(|source| NodeStartError::io("create", &directory, source))?;
         if let Some(checkpoint) = checkpoint {
             let path = self.paths().checkpoint();
-            std::fs::write(&path, checkpoint).map_err(|source| Error::io("write", &path, source))?;
+            std::fs::write(&path, checkpoint).map_err(|source| NodeStartError::io("write", &path, source))?;
         }
         self.start_again().await
     }
@@ -598,7 +600,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for TestbedNode {
     fn drop(&mut self) {
         if let Some(kubelet) = lock(&self.kubelet).take() {
             kubelet.shared.tasks.token().cancel();
@@ -610,10 +612,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lay_out(spec: &NodeSpec, paths: &NodePaths) -> Result<(), Error> {
+fn lay_out(spec: &NodeDescription, paths: &NodePaths) -> Result<(), NodeStartError> {
     let dev = paths.sys_root.join("dev");
     for directory in [&paths.kubelet_dir, &paths.cdi_dir, &paths.sys_root.join("etc/cdi"), &dev] {
-        std::fs::create_dir_all(directory).map_err(|source| Error::io("create", directory, source))?;
+        std::fs::create_dir_all(directory).map_err(|source| NodeStartError::io("create", directory, source))?;
     }
     if spec.gpu_minors.is_empty() {
         return Ok(());
@@ -622,15 +624,15 @@ fn lay_out(spec: &NodeSpec, paths: &NodePaths) -> Result<(), Error> {
     let control = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"].map(str::to_owned);
     for name in gpus.chain(control) {
         let path = dev.join(name);
-        std::fs::write(&path, "").map_err(|source| Error::io("write", &path, source))?;
+        std::fs::write(&path, "").map_err(|source| NodeStartError::io("write", &path, source))?;
     }
     Ok(())
 }
 
-fn write_boot_id(paths: &NodePaths, seed: &mut Dice) -> Result<(), Error> {
+fn write_boot_id(paths: &NodePaths, seed: &mut Dice) -> Result<(), NodeStartError> {
     let path = paths.boot_id();
     if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory).map_err(|source| Error::io("create", directory, source))?;
+        std::fs::create_dir_all(directory).map_err(|source| NodeStartError::io("create", directory, source))?;
     }
     let digits = seed.hex(32);
     let text = format!(
@@ -641,5 +643,5 @@ fn write_boot_id(paths: &NodePaths, seed: &mut Dice) -> Result<(), Error> {
         &digits[17..20],
         &digits[20..]
     );
-    std::fs::write(&path, text).map_err(|source| Error::io("write", &path, source))
+    std::fs::write(&path, text).map_err(|source| NodeStartError::io("write", &path, source))
 }

@@ -96,15 +96,15 @@ impl GpuPrograms {
 /// A running program. Dropping it kills it. The program also ends when its standard input is closed (`--exit-with-stdin`), which happens
 /// when this process is killed with SIGKILL.
 #[derive(Debug)]
-pub struct Program {
+pub struct ChildProgram {
     name: String,
     child: Child,
     log: PathBuf,
 }
 
-impl Program {
+impl ChildProgram {
     /// Start a program. Its output goes to `<logs>/<name>.log`.
-    pub fn start(name: &str, program: &Path, args: &[&str], env: &[(&str, &str)], logs: &Path) -> io::Result<Program> {
+    pub fn start(name: &str, program: &Path, args: &[&str], env: &[(&str, &str)], logs: &Path) -> io::Result<ChildProgram> {
         fs::create_dir_all(logs)?;
         let log = logs.join(format!("{name}.log"));
         let out = File::options().create(true).append(true).open(&log)?;
@@ -127,7 +127,7 @@ impl Program {
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| io::Error::new(error.kind(), format!("could not start {}: {error}", program.display())))?;
-        Ok(Program {
+        Ok(ChildProgram {
             name: name.to_owned(),
             child,
             log,

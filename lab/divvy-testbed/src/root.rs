@@ -18,14 +18,14 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// A separate directory for one cluster, removed on drop. While the process lives, it holds a lock on a file in the directory. By
 /// these locks, the next cluster that starts can tell which directories killed clusters left behind.
 #[derive(Debug)]
-pub struct Root {
+pub struct ClusterRoot {
     path: PathBuf,
     _lock: File,
 }
 
-impl Root {
+impl ClusterRoot {
     /// Create a directory in `base` (for example the system's temporary directory), after removing the directories of killed clusters.
-    pub fn create(base: &Path) -> io::Result<Root> {
+    pub fn create(base: &Path) -> io::Result<ClusterRoot> {
         sweep(base)?;
         let own = std::process::id();
         for _ in 0..1000 {
@@ -43,7 +43,7 @@ impl Root {
                     let mut permissions = fs::metadata(&path)?.permissions();
                     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o700);
                     fs::set_permissions(&path, permissions)?;
-                    return Ok(Root { path, _lock: lock });
+                    return Ok(ClusterRoot { path, _lock: lock });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -64,7 +64,7 @@ impl Root {
     }
 }
 
-impl Drop for Root {
+impl Drop for ClusterRoot {
     fn drop(&mut self) {
         unmount_below(&self.path);
         // A child that is just ending may still write into the directory, so the removal is tried up to three times.
@@ -149,9 +149,9 @@ mod tests {
         let dead = base.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).expect("made");
         fs::write(dead.join(LOCK), "").expect("made");
-        let first = Root::create(base.path()).expect("made");
+        let first = ClusterRoot::create(base.path()).expect("made");
         assert!(!dead.exists(), "no process holds its lock");
-        let second = Root::create(base.path()).expect("made");
+        let second = ClusterRoot::create(base.path()).expect("made");
         assert!(
             first.path().exists() && first.path() != second.path(),
             "the directory of a living cluster is kept"
@@ -184,7 +184,7 @@ mod tests {
             divvy_skip::skipped("nothing can be mounted");
             return;
         }
-        let root = Root::create(&base).expect("made");
+        let root = ClusterRoot::create(&base).expect("made");
         assert!(!dead.exists(), "the cluster was killed");
         let path = root.path().to_path_buf();
         assert!(mount(&path));
@@ -199,7 +199,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        let root = Root::create(base.path()).expect("made");
+                        let root = ClusterRoot::create(base.path()).expect("made");
                         fs::write(root.path().join("file"), "").expect("the directory exists");
                         std::thread::yield_now();
                         assert!(root.path().join("file").exists() && root.path().join(LOCK).exists());

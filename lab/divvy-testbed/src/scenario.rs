@@ -31,12 +31,12 @@ use crate::simulated_driver;
 use self::suite::Scene;
 
 pub use churn::Churn;
-pub use machines::{BUILT_IN, Machine};
-pub use play::{Play, Stop};
+pub use machines::{BUILT_IN, TestbedMachine};
+pub use play::{Play, PlayStop};
 
 /// The state of a container, as the container itself reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct SelfReport {
     /// An identifier of this start of the container. It changes with every restart.
     pub id: String,
     /// The container's environment variables.
@@ -50,7 +50,7 @@ pub struct Report {
     pub running: bool,
 }
 
-/// Return the mount points of a container that belong in a [`Report`], sorted.
+/// Return the mount points of a container that belong in a [`SelfReport`], sorted.
 pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<String> {
     let of_driver = |path: &String| {
         ["/usr/", "/mps/", "/run/divvy/"]
@@ -69,7 +69,7 @@ pub fn is_of_a_gpu(path: &str) -> bool {
 
 /// A change of a GPU's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum GpuFault {
     /// The driver reports this XID, and the GPU stops answering.
     Dies {
         /// The XID, for example 79: "GPU has fallen off the bus".
@@ -79,16 +79,16 @@ pub enum Fault {
     Recovers,
 }
 
-impl Fault {
+impl GpuFault {
     /// Apply the fault to GPU `gpu` of the machine whose simulated NVML library listens on the socket `nvml`.
     pub async fn happen(self, nvml: &Path, gpu: u32) -> io::Result<()> {
         let lost = |lost| json!({"op": "lost", "gpu": gpu, "lost": lost});
         match self {
-            Fault::Dies { xid } => {
+            GpuFault::Dies { xid } => {
                 simulated_driver::ask(nvml, &json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
                 simulated_driver::ask(nvml, &lost(true)).await
             }
-            Fault::Recovers => simulated_driver::ask(nvml, &lost(false)).await,
+            GpuFault::Recovers => simulated_driver::ask(nvml, &lost(false)).await,
         }
     }
 }
@@ -115,7 +115,7 @@ pub type Witness = Box<dyn FnMut() -> io::Result<Vec<Living>> + Send>;
 
 /// A program of a cluster: one of Kubernetes or one of Divvy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum ClusterProgram<'a> {
     /// kube-apiserver. While it is down, requests through [`Cluster::client`] fail.
     ApiServer,
     /// kube-scheduler.
@@ -136,7 +136,7 @@ pub enum Part<'a> {
 
 /// What runs in place of `divvy agent` on a node: Divvy's program under the name of NVIDIA's device plugin.
 #[derive(Debug, Clone, Copy)]
-pub struct Plugin<'a> {
+pub struct PluginSetup<'a> {
     /// The text of NVIDIA's configuration file.
     pub config: &'a str,
     /// Whether `mps-control-daemon` runs as well, with the same configuration.
@@ -154,7 +154,7 @@ pub enum End {
 
 /// What the agents offer as a whole. They always share the memory of GPUs and of MIG devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Whole {
+pub enum WholeOffer {
     /// Nothing.
     #[default]
     Nothing,
@@ -164,17 +164,17 @@ pub enum Whole {
     Single,
 }
 
-impl Whole {
+impl WholeOffer {
     /// Report whether anything is offered as a whole: the value of `--whole-gpus`.
     pub const fn is_offered(self) -> bool {
-        !matches!(self, Whole::Nothing)
+        !matches!(self, WholeOffer::Nothing)
     }
 
     /// Return the value of `--mig-strategy`.
     pub const fn mig_strategy(self) -> &'static str {
         match self {
-            Whole::Nothing | Whole::Mixed => "mixed",
-            Whole::Single => "single",
+            WholeOffer::Nothing | WholeOffer::Mixed => "mixed",
+            WholeOffer::Single => "single",
         }
     }
 }
@@ -209,7 +209,7 @@ pub trait Cluster {
     /// Return a client for the cluster's API server.
     fn client(&self) -> kube::Client;
     /// Return the name of the node that stands for this machine, or `None` if the cluster has no such node.
-    fn node_of(&self, machine: Machine) -> Option<String>;
+    fn node_of(&self, machine: TestbedMachine) -> Option<String>;
     /// Let a node join, with the agent on it if it has GPUs. Return once the API server knows the node; immediately if it already does.
     fn join(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
     /// Report whether this node's machine has GPUs.
@@ -219,7 +219,7 @@ pub trait Cluster {
         Ok(())
     }
     /// Return the report of the newest start of a pod's container, or `None` before the container's first start.
-    fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
+    fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<SelfReport>>>;
     /// Write a file on a node, as its administrator would, or remove it if `content` is `None`. The file's directory must exist: `/etc/cdi` does.
     fn place(&self, node: &str, path: &str, content: Option<&[u8]>) -> io::Result<()>;
     /// Return the path by which the node's agent finds `/etc/cdi` of the node, or a file in it.
@@ -231,7 +231,7 @@ pub trait Cluster {
     /// Return the control socket of a node's simulated NVML library.
     fn nvml(&self, node: &str) -> PathBuf;
     /// Apply a fault to a GPU.
-    fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>> {
+    fn fault(&mut self, node: &str, gpu: u32, fault: GpuFault) -> impl Future<Output = io::Result<()>> {
         let nvml = self.nvml(node);
         async move { fault.happen(&nvml, gpu).await }
     }
@@ -241,7 +241,7 @@ pub trait Cluster {
     /// Run `nvidia-device-plugin` on a node in place of the agent, and return when the kubelet knows its resources; or, with `None`, the agent
     /// again, and return when the kubelet knows its resources. If the node already runs `nvidia-device-plugin`, only the content of its
     /// configuration file changes, and the call returns at once. `None` does nothing where the agent runs.
-    fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> impl Future<Output = io::Result<()>>;
+    fn run_plugin(&mut self, node: &str, plugin: Option<PluginSetup<'_>>) -> impl Future<Output = io::Result<()>>;
     /// Report whether [`run_plugin`](Self::run_plugin) is possible. On a real cluster, only Divvy's image has the program.
     fn has_plugin(&self) -> bool;
     /// Return what the driver's programs for MPS were told on a node, one call a line, without the questions.
@@ -250,9 +250,9 @@ pub trait Cluster {
     fn agents_are_pods(&self) -> bool;
     /// End a program, which stays down until [`start`](Self::start) (but see [`agents_are_pods`](Self::agents_are_pods)). Do nothing if
     /// it has already ended.
-    fn stop(&mut self, part: Part<'_>, end: End) -> impl Future<Output = io::Result<()>>;
+    fn stop(&mut self, part: ClusterProgram<'_>, end: End) -> impl Future<Output = io::Result<()>>;
     /// Start a program, and return when it has started or answers. Do nothing if it is running.
-    fn start(&mut self, part: Part<'_>) -> impl Future<Output = io::Result<()>>;
+    fn start(&mut self, part: ClusterProgram<'_>) -> impl Future<Output = io::Result<()>>;
     /// Power a node off: its processes, its cgroups and everything in memory are gone, and its next boot has another boot id. The agent,
     /// the kubelet and the container runtime stay down until they are started.
     fn power_off(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
@@ -263,7 +263,7 @@ pub trait Cluster {
     fn change_unit(&mut self, unit: MemoryUnit) -> impl Future<Output = io::Result<()>>;
     /// Set `--whole-gpus` and `--mig-strategy` of every agent, as an update of the installation does. No GPU is divided. Return when all
     /// are ready.
-    fn offer_whole(&mut self, whole: Whole) -> impl Future<Output = io::Result<()>>;
+    fn offer_whole(&mut self, whole: WholeOffer) -> impl Future<Output = io::Result<()>>;
     /// Let the pods of all agents use GPUs through MPS, or no longer, as an update of the installation does: `mps-control-daemon` runs on each node, and the
     /// agents have `--mps`. Return when all are ready. The driver's programs record what they are told ([`mps_calls`](Self::mps_calls)).
     fn use_mps(&mut self, mps: bool) -> impl Future<Output = io::Result<()>>;
@@ -294,7 +294,7 @@ pub fn driver_variables(node: &str) -> [(&'static str, String); 3] {
 }
 
 /// A cluster whose containers can run programs that use a GPU. The embedded cluster needs
-/// [`Settings::gpu_programs`](crate::embedded::Settings::gpu_programs) for it.
+/// [`EmbeddedSettings::gpu_programs`](crate::embedded::EmbeddedSettings::gpu_programs) for it.
 pub trait RunsGpuPrograms: Cluster {
     /// Install the simulated driver's libraries on a node, or what the node had before. Call this while no pod uses a GPU there.
     ///
@@ -366,8 +366,8 @@ impl Scenario {
         Self::all().find(|scenario| scenario.about().0 == name)
     }
 
-    /// Play the scenario. The error [`Stop`] means that the play could not go on; the play counts the checks that failed.
-    pub async fn play<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+    /// Play the scenario. The error [`PlayStop`] means that the play could not go on; the play counts the checks that failed.
+    pub async fn play<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), PlayStop> {
         match self {
             Scenario::Tutorial => tour::tutorial(play).await,
             Scenario::Isolation => isolation::play(play).await,

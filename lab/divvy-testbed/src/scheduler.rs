@@ -54,7 +54,7 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::node::Backoff;
+use crate::node::BackoffRange;
 
 /// The scheduler's configuration.
 #[derive(Debug, Clone)]
@@ -77,12 +77,12 @@ pub struct SchedulerConfig {
     /// The seed of the choice between nodes with equal scores.
     pub seed: u64,
     /// The minimum wait of a pod that did not fit (kube-scheduler: 1 s to 10 s; here shorter).
-    pub backoff: Backoff,
+    pub backoff: BackoffRange,
     /// The time after which a pod that did not fit is retried without any event.
     pub flush_unschedulable: Duration,
     /// The wait before a failed watch is retried, which doubles until the watch works (kube-scheduler: 0.8 s to 30 s, so that a pod may wait
     /// half a minute after the API server is back; here a tenth of that).
-    pub api_retry: Backoff,
+    pub api_retry: BackoffRange,
 }
 
 impl Default for SchedulerConfig {
@@ -101,12 +101,12 @@ impl Default for SchedulerConfig {
             http_timeout: Duration::from_secs(5),
             weight: 1,
             seed: 0,
-            backoff: Backoff {
+            backoff: BackoffRange {
                 first: Duration::from_millis(100),
                 max: Duration::from_secs(1),
             },
             flush_unschedulable: Duration::from_secs(300),
-            api_retry: Backoff {
+            api_retry: BackoffRange {
                 first: Duration::from_millis(80),
                 max: Duration::from_secs(3),
             },

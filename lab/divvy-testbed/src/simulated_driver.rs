@@ -106,7 +106,7 @@ pub fn grant_specs(directory: &Path) -> io::Result<Vec<String>> {
 
 /// The files that are installed as a driver's libraries.
 #[derive(Debug, Clone, Copy)]
-pub struct Libraries<'a> {
+pub struct InstalledLibraries<'a> {
     /// `libcuda.so`.
     pub cuda: &'a Path,
     /// `libnvidia-ml.so`.
@@ -115,7 +115,7 @@ pub struct Libraries<'a> {
 
 /// Write the libraries of a driver below `root`, as a distribution's package does. Without `libraries` they are empty files, which is enough where no
 /// program loads them.
-pub fn install(root: &Path, version: &str, libraries: Option<Libraries<'_>>) -> io::Result<()> {
+pub fn install(root: &Path, version: &str, libraries: Option<InstalledLibraries<'_>>) -> io::Result<()> {
     let directory = root.join("usr/lib/x86_64-linux-gnu");
     std::fs::create_dir_all(&directory)?;
     let (cuda, nvml) = (libraries.map(|of| of.cuda), libraries.map(|of| of.nvml));

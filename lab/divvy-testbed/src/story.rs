@@ -13,13 +13,13 @@ pub struct TimedEvent {
     pub ms: u64,
     /// The event itself.
     #[serde(flatten)]
-    pub event: Event,
+    pub event: StoryEvent,
 }
 
 /// Something that happened in a play.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Event {
+pub enum StoryEvent {
     /// A scene begins.
     Scene {
         /// The scene's title.
@@ -57,11 +57,11 @@ pub enum Event {
 }
 
 /// Format the event as whole lines for people.
-impl fmt::Display for Event {
+impl fmt::Display for StoryEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Scene { text } => write!(f, "\n== {text}\n"),
-            Event::Step {
+            StoryEvent::Scene { text } => write!(f, "\n== {text}\n"),
+            StoryEvent::Step {
                 what,
                 subject,
                 text,
@@ -70,13 +70,13 @@ impl fmt::Display for Event {
                 writeln!(f, "{what:>10}  {subject}  {text}")?;
                 details.iter().try_for_each(|detail| writeln!(f, "            {detail}"))
             }
-            Event::Command { text, output } => {
+            StoryEvent::Command { text, output } => {
                 write!(f, "\n    $ {text}\n")?;
                 output.lines().try_for_each(|line| writeln!(f, "    {line}"))?;
                 writeln!(f)
             }
-            Event::Check { ok: true, text, .. } => writeln!(f, "        ok  {text}"),
-            Event::Check { ok: false, text, found } => writeln!(
+            StoryEvent::Check { ok: true, text, .. } => writeln!(f, "        ok  {text}"),
+            StoryEvent::Check { ok: false, text, found } => writeln!(
                 f,
                 "    FAILED  {text}\n            found: {}",
                 found.as_deref().unwrap_or("something else")
@@ -86,7 +86,7 @@ impl fmt::Display for Event {
 }
 
 /// A receiver of events.
-pub trait Listener {
+pub trait StoryListener {
     /// Receive one event. An error means that no one is listening anymore, and ends the play.
     fn hear(&mut self, told: &TimedEvent) -> std::io::Result<()>;
 }

@@ -9,13 +9,13 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use divvy_host::{Kind, Tree};
+use divvy_host::{FileKind, Tree};
 
-use crate::machine::Machine as Files;
+use crate::machine::MachineFiles as Files;
 
 /// A recorded machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Machine {
+pub enum RecordedMachine {
     /// Two Vega 10, with an old kernel.
     Vega10,
     /// Eight MI210 in two hives.
@@ -34,12 +34,12 @@ const TOPOLOGY: &str = "sys/devices/virtual/kfd/kfd/topology/nodes";
 const MINORS: u32 = 8;
 
 /// A row of a table of nodes.
-struct Row {
+struct KfdNodeRow {
     node: u32,
     fields: Vec<(&'static str, &'static str)>,
 }
 
-impl Row {
+impl KfdNodeRow {
     fn text(&self, column: &str) -> &'static str {
         let found = self.fields.iter().find(|(name, _)| *name == column);
         found.map_or("", |(_, value)| value)
@@ -62,25 +62,30 @@ impl Row {
     }
 }
 
-impl Machine {
+impl RecordedMachine {
     /// All recorded machines.
-    pub const ALL: [Machine; 4] = [Machine::Vega10, Machine::Mi210, Machine::Mi308Cpx, Machine::Mi300xCpx];
+    pub const ALL: [RecordedMachine; 4] = [
+        RecordedMachine::Vega10,
+        RecordedMachine::Mi210,
+        RecordedMachine::Mi308Cpx,
+        RecordedMachine::Mi300xCpx,
+    ];
 
     fn tables(self) -> (&'static str, &'static str) {
         match self {
-            Machine::Vega10 => (
+            RecordedMachine::Vega10 => (
                 include_str!("../data/amd/vega10x2.csv"),
                 include_str!("../data/amd/vega10x2-links.csv"),
             ),
-            Machine::Mi210 => (
+            RecordedMachine::Mi210 => (
                 include_str!("../data/amd/mi210x8-xgmi-pcie.csv"),
                 include_str!("../data/amd/mi210x8-xgmi-pcie-links.csv"),
             ),
-            Machine::Mi308Cpx => (
+            RecordedMachine::Mi308Cpx => (
                 include_str!("../data/amd/mi308x8-cpx4.csv"),
                 include_str!("../data/amd/mi308x8-cpx4-links.csv"),
             ),
-            Machine::Mi300xCpx => (
+            RecordedMachine::Mi300xCpx => (
                 include_str!("../data/amd/mi300x8-cpx8.csv"),
                 include_str!("../data/amd/mi300x8-cpx8-links.csv"),
             ),
@@ -90,29 +95,29 @@ impl Machine {
     /// Return the product's name as the board reports it, or `None` if the board reports no name.
     pub fn product(self) -> Option<&'static str> {
         match self {
-            Machine::Vega10 => None,
-            Machine::Mi210 => Some("AMD Instinct MI210"),
-            Machine::Mi308Cpx => Some("AMD Instinct MI308X"),
-            Machine::Mi300xCpx => Some("AMD Instinct MI300X OAM"),
+            RecordedMachine::Vega10 => None,
+            RecordedMachine::Mi210 => Some("AMD Instinct MI210"),
+            RecordedMachine::Mi308Cpx => Some("AMD Instinct MI308X"),
+            RecordedMachine::Mi300xCpx => Some("AMD Instinct MI300X OAM"),
         }
     }
 
     /// Return the memory of a GPU or partition in MiB, for nodes where it was not recorded.
     fn memory_mib(self) -> u64 {
         match self {
-            Machine::Vega10 => 16_368,
-            Machine::Mi210 => 65_520,
-            Machine::Mi308Cpx => 49_152,
-            Machine::Mi300xCpx => 24_576,
+            RecordedMachine::Vega10 => 16_368,
+            RecordedMachine::Mi210 => 65_520,
+            RecordedMachine::Mi308Cpx => 49_152,
+            RecordedMachine::Mi300xCpx => 24_576,
         }
     }
 
     /// Return the number of partitions of each GPU.
     fn parts(self) -> u64 {
         match self {
-            Machine::Vega10 | Machine::Mi210 => 1,
-            Machine::Mi308Cpx => 4,
-            Machine::Mi300xCpx => 8,
+            RecordedMachine::Vega10 | RecordedMachine::Mi210 => 1,
+            RecordedMachine::Mi308Cpx => 4,
+            RecordedMachine::Mi300xCpx => 8,
         }
     }
 
@@ -120,12 +125,12 @@ impl Machine {
         self.parts() > 1
     }
 
-    fn rows(self) -> Vec<Row> {
+    fn rows(self) -> Vec<KfdNodeRow> {
         let mut lines = self.tables().0.lines();
         let columns: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
         let rows = lines.map(|line| {
             let fields: Vec<_> = columns.iter().copied().zip(line.split(',')).collect();
-            Row {
+            KfdNodeRow {
                 node: fields.first().and_then(|(_, node)| node.parse().ok()).unwrap_or_default(),
                 fields,
             }
@@ -138,7 +143,7 @@ impl Machine {
 ///
 /// # Errors
 /// A file cannot be written.
-pub fn write(root: &Path, machine: Machine) -> io::Result<()> {
+pub fn write(root: &Path, machine: RecordedMachine) -> io::Result<()> {
     let tree = tree(machine);
     let mut directories = vec![String::new()];
     while let Some(directory) = directories.pop() {
@@ -146,11 +151,11 @@ pub fn write(root: &Path, machine: Machine) -> io::Result<()> {
             let path = format!("{directory}/{name}");
             let there = root.join(path.trim_start_matches('/'));
             match tree.stat(&path).map(|entry| entry.kind) {
-                Some(Kind::Directory) => {
+                Some(FileKind::Directory) => {
                     fs::create_dir_all(there)?;
                     directories.push(path);
                 }
-                Some(Kind::Link(target)) => symlink(target, there)?,
+                Some(FileKind::Link(target)) => symlink(target, there)?,
                 _ => fs::write(there, tree.read(&path, usize::MAX).unwrap_or_default())?,
             }
         }
@@ -159,7 +164,7 @@ pub fn write(root: &Path, machine: Machine) -> io::Result<()> {
 }
 
 /// Return the files of a machine.
-pub fn tree(machine: Machine) -> Files {
+pub fn tree(machine: RecordedMachine) -> Files {
     let mut files = Files::default();
     files
         .file("/sys/module/amdgpu/version", format!("{DRIVER}\n"))
@@ -199,7 +204,7 @@ pub fn tree(machine: Machine) -> Files {
 }
 
 /// Add a node of KFD's topology.
-fn topology(files: &mut Files, machine: Machine, row: &Row) {
+fn topology(files: &mut Files, machine: RecordedMachine, row: &KfdNodeRow) {
     let directory = format!("/{TOPOLOGY}/{}", row.node);
     let is_gpu = row.number("drm_render_minor") > 0;
     let mut text = String::new();
@@ -235,7 +240,7 @@ fn topology(files: &mut Files, machine: Machine, row: &Row) {
         );
 }
 
-fn memory(machine: Machine, row: &Row) -> u64 {
+fn memory(machine: RecordedMachine, row: &KfdNodeRow) -> u64 {
     match row.number("vram_bytes") {
         0 => machine.memory_mib() << 20,
         recorded => recorded,
@@ -248,7 +253,7 @@ pub fn gpu_id(node: u32) -> u32 {
 }
 
 /// Add the directory of a PCI function, and the links to it.
-fn function(files: &mut Files, machine: Machine, row: &Row, address: &str, render: u32) {
+fn function(files: &mut Files, machine: RecordedMachine, row: &KfdNodeRow, address: &str, render: u32) {
     let bus = address.get(..7).unwrap_or(address);
     let directory = format!("/sys/devices/pci{bus}/{address}");
     let mut file = |name: &str, text: &str| {
@@ -259,7 +264,7 @@ fn function(files: &mut Files, machine: Machine, row: &Row, address: &str, rende
     file("class", "0x038000");
     // The first half of the buses belongs to the first processor, and the second domain to the second.
     let numa = match machine {
-        Machine::Vega10 => -1,
+        RecordedMachine::Vega10 => -1,
         _ => i32::from(row.number("domain") > 0 || row.number("location_id") >= 0x8000),
     };
     file("numa_node", &numa.to_string());
@@ -299,7 +304,7 @@ fn drm(files: &mut Files, directory: &str, render: u32) {
 }
 
 /// Add the links between nodes.
-fn links(files: &mut Files, machine: Machine) {
+fn links(files: &mut Files, machine: RecordedMachine) {
     for (number, line) in machine.tables().1.lines().skip(1).enumerate() {
         let fields: Vec<&str> = line.split(',').collect();
         if let [kind, from, to, class, weight] = fields[..] {

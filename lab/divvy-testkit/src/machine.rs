@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use divvy_host::{Entry, Kind, Tree};
+use divvy_host::{FileKind, PathMetadata, Tree};
 
 /// The files of a simulated machine.
 #[derive(Debug, Default, Clone)]
-pub struct Machine(BTreeMap<String, (Entry, Vec<u8>)>);
+pub struct MachineFiles(BTreeMap<String, (PathMetadata, Vec<u8>)>);
 
-impl Machine {
-    fn put(&mut self, path: &str, kind: Kind, mode: u32, gid: u32, bytes: &[u8]) -> &mut Machine {
+impl MachineFiles {
+    fn put(&mut self, path: &str, kind: FileKind, mode: u32, gid: u32, bytes: &[u8]) -> &mut MachineFiles {
         let mut parent = path;
         while let Some((above, _)) = parent.rsplit_once('/') {
-            let directory = Entry {
-                kind: Kind::Directory,
+            let directory = PathMetadata {
+                kind: FileKind::Directory,
                 mode: 0o755,
                 gid: 0,
             };
@@ -24,33 +24,34 @@ impl Machine {
             }
             parent = above;
         }
-        self.0.insert(path.to_owned(), (Entry { kind, mode, gid }, bytes.to_vec()));
+        self.0
+            .insert(path.to_owned(), (PathMetadata { kind, mode, gid }, bytes.to_vec()));
         self
     }
 
-    pub fn file(&mut self, path: &str, bytes: impl AsRef<[u8]>) -> &mut Machine {
-        self.put(path, Kind::File, 0o644, 0, bytes.as_ref())
+    pub fn file(&mut self, path: &str, bytes: impl AsRef<[u8]>) -> &mut MachineFiles {
+        self.put(path, FileKind::File, 0o644, 0, bytes.as_ref())
     }
 
-    pub fn link(&mut self, path: &str, target: &str) -> &mut Machine {
-        self.put(path, Kind::Link(target.to_owned()), 0o777, 0, b"")
+    pub fn link(&mut self, path: &str, target: &str) -> &mut MachineFiles {
+        self.put(path, FileKind::Link(target.to_owned()), 0o777, 0, b"")
     }
 
-    pub fn node(&mut self, path: &str) -> &mut Machine {
-        self.put(path, Kind::Special, 0o666, 0, b"")
+    pub fn node(&mut self, path: &str) -> &mut MachineFiles {
+        self.put(path, FileKind::Special, 0o666, 0, b"")
     }
 
-    pub fn node_of_group(&mut self, path: &str, gid: u32) -> &mut Machine {
-        self.put(path, Kind::Special, 0o660, gid, b"")
+    pub fn node_of_group(&mut self, path: &str, gid: u32) -> &mut MachineFiles {
+        self.put(path, FileKind::Special, 0o660, gid, b"")
     }
 
-    pub fn remove(&mut self, path: &str) -> &mut Machine {
+    pub fn remove(&mut self, path: &str) -> &mut MachineFiles {
         self.0.remove(path);
         self
     }
 }
 
-impl Tree for Machine {
+impl Tree for MachineFiles {
     fn names(&self, directory: &str) -> Vec<String> {
         let prefix = if directory == "/" {
             "/".to_owned()
@@ -64,7 +65,7 @@ impl Tree for Machine {
             .collect()
     }
 
-    fn stat(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<PathMetadata> {
         let path = if path.is_empty() { "/" } else { path };
         self.0.get(path).map(|(entry, _)| entry.clone())
     }
@@ -142,9 +143,9 @@ pub fn old_cache(libraries: &[(&str, &str)], behind: &[u8]) -> Vec<u8> {
     bytes
 }
 
-impl Machine {
+impl MachineFiles {
     /// Add two libraries of the driver with the links that `ldconfig` creates, and more libraries without links.
-    pub fn driver(&mut self, root: &str, directory: &str, version: &str) -> &mut Machine {
+    pub fn driver(&mut self, root: &str, directory: &str, version: &str) -> &mut MachineFiles {
         for name in ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"] {
             self.file(&format!("{root}{directory}/{name}.so.{version}"), elf());
             self.link(&format!("{root}{directory}/{name}.so.1"), &format!("{name}.so.{version}"));
@@ -155,7 +156,7 @@ impl Machine {
     }
 
     /// Add the `/proc` files of a driver with GPUs at these PCI addresses. The first GPU has the highest minor number.
-    pub fn gpus(&mut self, version: &str, addresses: &[&str]) -> &mut Machine {
+    pub fn gpus(&mut self, version: &str, addresses: &[&str]) -> &mut MachineFiles {
         self.file("/sys/module/nvidia/version", format!("{version}\n"));
         let count = addresses.len();
         for (i, address) in addresses.iter().enumerate() {
@@ -172,7 +173,7 @@ impl Machine {
     }
 
     /// Add the device nodes of a driver with this number of GPUs.
-    pub fn nvidia_nodes(&mut self, root: &str, gpus: usize) -> &mut Machine {
+    pub fn nvidia_nodes(&mut self, root: &str, gpus: usize) -> &mut MachineFiles {
         for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"] {
             self.node(&format!("{root}/dev/{name}"));
         }
@@ -183,7 +184,7 @@ impl Machine {
     }
 
     /// Add a PCI device with its DRM device nodes.
-    pub fn drm(&mut self, address: &str, card: u32, render: u32) -> &mut Machine {
+    pub fn drm(&mut self, address: &str, card: u32, render: u32) -> &mut MachineFiles {
         let device = format!("/sys/devices/pci0000:00/{address}");
         for name in [format!("card{card}"), format!("renderD{render}")] {
             self.file(&format!("{device}/drm/{name}/dev"), "226:0\n");
@@ -203,11 +204,11 @@ impl Machine {
 
 /// One machine of each kind.
 pub mod kinds {
-    use super::{Machine, elf, elf32, ld_so_cache};
+    use super::{MachineFiles, elf, elf32, ld_so_cache};
 
     /// Return a Debian host with driver 550, two GPUs, and all files that the driver's installer adds.
-    pub fn debian() -> Machine {
-        let mut machine = Machine::default();
+    pub fn debian() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         let lib = "/usr/lib/x86_64-linux-gnu";
         let version = "550.54.15";
         machine.link("/lib", "usr/lib").driver("", lib, version);
@@ -254,8 +255,8 @@ pub mod kinds {
 
     /// Return a Debian host with the packages of a branch that is not the current one: the libraries are in a directory of that branch, and all links lead there through
     /// Debian's alternatives (`nvidia-tesla-470-alternative`).
-    pub fn debian_alternatives() -> Machine {
-        let mut machine = Machine::default();
+    pub fn debian_alternatives() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         let (lib, version) = ("/usr/lib/x86_64-linux-gnu", "470.256.02");
         let own = format!("{lib}/nvidia/tesla-470");
         machine.link("/lib", "usr/lib").driver("", &own, version);
@@ -283,8 +284,8 @@ pub mod kinds {
     }
 
     /// Return a driver container as the GPU operator mounts it. Links and the cache in its root are valid only relative to that root.
-    pub fn operator() -> Machine {
-        let mut machine = Machine::default();
+    pub fn operator() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         let root = "/run/nvidia/driver";
         machine
             .driver(root, "/usr/lib/x86_64-linux-gnu", "535.129.03")
@@ -298,8 +299,8 @@ pub mod kinds {
     }
 
     /// Return a host with Red Hat's directories.
-    pub fn red_hat() -> Machine {
-        let mut machine = Machine::default();
+    pub fn red_hat() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         machine
             .driver("", "/usr/lib64", "560.35.03")
             .link("/lib64", "usr/lib64")
@@ -312,8 +313,8 @@ pub mod kinds {
     }
 
     /// Return a machine with two GPUs, of which the second one has two MIG devices.
-    pub fn mig() -> Machine {
-        let mut machine = Machine::default();
+    pub fn mig() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         machine
             .driver("", "/usr/lib64", "550.54.15")
             .gpus("550.54.15", &["0000:06:00.0", "0000:81:00.0"])
@@ -334,8 +335,8 @@ pub mod kinds {
     }
 
     /// Return a machine with WSL 2 and a GPU.
-    pub fn wsl() -> Machine {
-        let mut machine = Machine::default();
+    pub fn wsl() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         let store = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0b6f8f2c";
         for name in [
             "libcuda.so.1.1",
@@ -363,12 +364,12 @@ pub mod kinds {
     }
 
     /// Return a machine with two MI300X, of which the second one has two partitions.
-    pub fn mi300() -> Machine {
-        let mut machine = Machine::default();
+    pub fn mi300() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         machine
             .node_of_group("/dev/kfd", 104)
             .file("/sys/module/amdgpu/version", "6.8.5\n");
-        let node = |machine: &mut Machine, node: u32, properties: &str| {
+        let node = |machine: &mut MachineFiles, node: u32, properties: &str| {
             machine.file(&format!("/sys/class/kfd/kfd/topology/nodes/{node}/properties"), properties);
         };
         node(&mut machine, 0, "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0\n");
@@ -395,8 +396,8 @@ pub mod kinds {
     }
 
     /// Return a machine with an integrated Intel GPU, an Intel Flex card, and a network card.
-    pub fn intel() -> Machine {
-        let mut machine = Machine::default();
+    pub fn intel() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         machine.drm("0000:00:02.0", 0, 128).drm("0000:4d:00.0", 1, 129);
         for (address, class, device) in [
             ("0000:00:02.0", "0x030000", "0x9a60"),
@@ -417,8 +418,8 @@ pub mod kinds {
     }
 
     /// Return a machine without a GPU.
-    pub fn none() -> Machine {
-        let mut machine = Machine::default();
+    pub fn none() -> MachineFiles {
+        let mut machine = MachineFiles::default();
         machine
             .file("/etc/os-release", "ID=debian\n")
             .node("/dev/null")
@@ -427,18 +428,18 @@ pub mod kinds {
     }
 }
 
-impl Machine {
+impl MachineFiles {
     /// Write the machine's files below a directory. Device nodes become regular files, as in a copy that an unprivileged user made. Sockets stay
     /// sockets.
     pub fn write_below(&self, root: &std::path::Path) -> std::io::Result<()> {
         for (path, (entry, bytes)) in &self.0 {
             let at = root.join(path.trim_start_matches('/'));
             match &entry.kind {
-                Kind::Directory => std::fs::create_dir_all(&at)?,
-                Kind::File => std::fs::write(&at, bytes)?,
-                Kind::Link(target) => std::os::unix::fs::symlink(target, &at)?,
-                Kind::Special if path.contains("/run/") => drop(std::os::unix::net::UnixListener::bind(&at)?),
-                Kind::Special => std::fs::write(&at, "")?,
+                FileKind::Directory => std::fs::create_dir_all(&at)?,
+                FileKind::File => std::fs::write(&at, bytes)?,
+                FileKind::Link(target) => std::os::unix::fs::symlink(target, &at)?,
+                FileKind::Special if path.contains("/run/") => drop(std::os::unix::net::UnixListener::bind(&at)?),
+                FileKind::Special => std::fs::write(&at, "")?,
             }
         }
         Ok(())

@@ -4,48 +4,48 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_agent_core::{
-    Action, AllocateError, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled,
-    ResourceSpec, Settings, SpecOnNode,
+    AgentAction, AgentCore, AllocateError, ContainerKey, CoreSettings, DecisionFacts, GpuOffer, Handout, MigStrategy, NodeFiles,
+    NodeKey, PreStart, Reason, Reconciled, ResourceSpec, SpecOnNode,
 };
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
 
 use crate::Violation;
-use crate::api::{Api, Listing, PodWatch, Seen, at_index};
+use crate::api::{ApiModel, ListInFlight, PodWatch, WatcherEvent, at_index};
 use crate::story::{Story, ensure};
 use crate::whole::WHOLE;
 
 /// The agent's files and the kernel's state, which is everything that survives the end of the agent's process.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Disk {
-    pub records: BTreeMap<Key, GrantRecord>,
+    pub records: BTreeMap<ContainerKey, GrantRecord>,
     /// The text of each spec, and what the agent reads in it.
     pub specs: BTreeMap<String, (String, Arc<SpecOnNode>)>,
 }
 
 impl Disk {
     /// Perform an action, as `Store::perform` does.
-    fn perform(&mut self, action: &Action) -> Result<(), Violation> {
+    fn perform(&mut self, action: &AgentAction) -> Result<(), Violation> {
         match action {
-            Action::WriteRecord(record) => {
+            AgentAction::WriteRecord(record) => {
                 let read = GrantRecord::parse(&record.to_json()).map_err(|error| error.to_string())?;
                 ensure!(
                     read == *record,
                     "a record differs from what is read from its file: {record:?}"
                 );
-                self.records.insert(Key::of(record), read);
+                self.records.insert(ContainerKey::of(record), read);
             }
-            Action::RemoveRecord(key) => drop(self.records.remove(key)),
-            Action::WriteSpec { name, text } => {
+            AgentAction::RemoveRecord(key) => drop(self.records.remove(key)),
+            AgentAction::WriteSpec { name, text } => {
                 let read = Arc::new(SpecOnNode::of(text));
                 self.specs.insert(name.clone(), (text.clone(), read));
             }
-            Action::RemoveSpec { name, owner } => {
+            AgentAction::RemoveSpec { name, owner } => {
                 if self.specs.get(name).is_some_and(|(_, spec)| spec.owner() == owner.as_deref()) {
                     self.specs.remove(name);
                 }
             }
-            Action::Limit(_) | Action::Event { .. } => {}
+            AgentAction::Limit(_) | AgentAction::Event { .. } => {}
         }
         Ok(())
     }
@@ -63,57 +63,57 @@ pub struct Sight<'a> {
 
 /// One run of the agent's process, from its start to its end.
 #[derive(Debug, Clone)]
-pub struct Agent {
-    pub core: Core,
-    settings: Settings,
+pub struct AgentRun {
+    pub core: AgentCore,
+    settings: CoreSettings,
     pub pods: PodWatch,
     pub synced: bool,
     /// Whether the watch has received its first list.
     followed: bool,
     /// A list that is on its way, because the watch was cut.
-    pub listing: Option<Listing>,
+    pub listing: Option<ListInFlight>,
     /// Whether a list outside the watch has arrived and the watch has not caught up since. If so, the agent's knowledge of pods
     /// is a mixture of several moments.
     muddled: bool,
     /// The number of actions until the process is killed.
     pub dies_after: Option<u8>,
     /// The inputs of the last comparison of what this agent and a restarted one would reconcile.
-    compared: Option<Compared>,
+    compared: Option<ComparedState>,
 }
 
-type Compared = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMap<String, Pod>);
+type ComparedState = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMap<String, Pod>);
 
 /// The reason why the agent's work stopped: its process was killed, so requests to it get no response, or an invariant is broken.
 #[derive(Debug)]
-pub enum Stop {
+pub enum AgentStop {
     Killed,
     Broken(Violation),
 }
 
-impl From<Violation> for Stop {
-    fn from(violation: Violation) -> Stop {
-        Stop::Broken(violation)
+impl From<Violation> for AgentStop {
+    fn from(violation: Violation) -> AgentStop {
+        AgentStop::Broken(violation)
     }
 }
 
 /// A list of pods outside the watch, in the core's representation.
-pub type Begun = divvy_agent_core::Listing;
+pub type BegunListing = divvy_agent_core::Listing;
 
 /// The result of PreStartContainer.
 #[derive(Debug)]
-pub enum Start {
+pub enum PreStartResult {
     /// The start is granted to this container.
-    Granted(Key),
+    Granted(ContainerKey),
     /// The start is refused for this reason.
     Refused(Reason),
     /// Something is unknown, so the agent lists the pods before it decides.
-    Lists(Begun),
+    Lists(BegunListing),
 }
 
-impl Agent {
+impl AgentRun {
     /// Start a process that knows only what is on the disk and what the node shows.
-    pub fn new(node: &str, boot: u32, reserve: MiB, whole: bool, disk: &Disk, sight: Sight<'_>) -> Agent {
-        let settings = Settings {
+    pub fn new(node: &str, boot: u32, reserve: MiB, whole: bool, disk: &Disk, sight: Sight<'_>) -> AgentRun {
+        let settings = CoreSettings {
             unit: MemoryUnit::GIB,
             reserve,
             whole,
@@ -126,7 +126,7 @@ impl Agent {
             mps: None,
         };
         let core = new_core(&settings, disk, sight);
-        Agent {
+        AgentRun {
             core,
             settings,
             pods: PodWatch::new(Some(node)),
@@ -140,7 +140,7 @@ impl Agent {
     }
 
     /// Return the core of a new process that has read the disk and received the same events.
-    pub fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> Core {
+    pub fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> AgentCore {
         let mut core = new_core(&self.settings, disk, sight);
         if self.synced {
             core.reset_pods(self.pods.view.values().cloned().collect());
@@ -160,18 +160,18 @@ impl Agent {
     }
 
     /// List the pods of this node, and deliver the list immediately.
-    pub fn list(&mut self, api: &Api, disk: &mut Disk) -> Result<(), Stop> {
+    pub fn list(&mut self, api: &ApiModel, disk: &mut Disk) -> Result<(), AgentStop> {
         self.listing = Some(self.pods.ask(api));
         self.list_arrives(disk)
     }
 
     /// Cut the watch. The API server takes a list, which arrives later.
-    pub fn ask(&mut self, api: &Api) {
+    pub fn ask(&mut self, api: &ApiModel) {
         self.listing = Some(self.pods.ask(api));
     }
 
     /// Deliver the list of the watch.
-    pub fn list_arrives(&mut self, disk: &mut Disk) -> Result<(), Stop> {
+    pub fn list_arrives(&mut self, disk: &mut Disk) -> Result<(), AgentStop> {
         let Some(listing) = self.listing.take() else {
             return Ok(());
         };
@@ -185,7 +185,7 @@ impl Agent {
 
     /// Deliver up to `events` events. A list that is on its way is delivered first. If the watch has received no list yet, only
     /// list the pods.
-    pub fn watch(&mut self, api: &Api, disk: &mut Disk, events: usize) -> Result<(), Stop> {
+    pub fn watch(&mut self, api: &ApiModel, disk: &mut Disk, events: usize) -> Result<(), AgentStop> {
         if self.listing.is_some() {
             self.list_arrives(disk)?;
         } else if !self.followed {
@@ -194,19 +194,19 @@ impl Agent {
         for _ in 0..events {
             match self.pods.next(api) {
                 None => break,
-                Some(Seen::Applied(pod)) => {
+                Some(WatcherEvent::Applied(pod)) => {
                     let actions = self.core.apply_pod(pod);
                     self.perform(&actions, disk)?;
                 }
-                Some(Seen::Deleted(uid)) => self.core.delete_pod(&uid),
+                Some(WatcherEvent::Deleted(uid)) => self.core.delete_pod(&uid),
             }
         }
         self.muddled &= !self.pods.is_current(api);
         Ok(())
     }
 
-    pub fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> Facts {
-        Facts {
+    pub fn facts(&self, disk: &Disk, sight: Sight<'_>, fresh: bool) -> DecisionFacts {
+        DecisionFacts {
             handouts: Some(sight.handouts.to_vec()),
             populated: sight
                 .populated
@@ -226,11 +226,11 @@ impl Agent {
     }
 
     /// Perform actions in order. An action takes effect only once it is complete.
-    fn perform(&mut self, actions: &[Action], disk: &mut Disk) -> Result<(), Stop> {
+    fn perform(&mut self, actions: &[AgentAction], disk: &mut Disk) -> Result<(), AgentStop> {
         for action in actions {
             if let Some(left) = &mut self.dies_after {
                 if *left == 0 {
-                    return Err(Stop::Killed);
+                    return Err(AgentStop::Killed);
                 }
                 *left -= 1;
             }
@@ -248,11 +248,11 @@ impl Agent {
         spec: ResourceSpec,
         ids: &[String],
         events: usize,
-        api: &Api,
+        api: &ApiModel,
         disk: &mut Disk,
         sight: Sight<'_>,
         story: &mut Story,
-    ) -> Result<Start, Stop> {
+    ) -> Result<PreStartResult, AgentStop> {
         let facts = self.facts(disk, sight, false);
         if self.followed && self.listing.is_none() {
             self.watch(api, disk, events)?;
@@ -262,11 +262,11 @@ impl Agent {
         let answer = self.core.pre_start(spec, ids, &facts);
         if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
             let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\ninstead of\n{answer:?}");
-            return Err(Stop::Broken(Violation(text)));
+            return Err(AgentStop::Broken(Violation(text)));
         }
         if let PreStart::Wait(reason, text) = &answer {
             story.tell(|| format!("  not known yet ({}): {text}; the agent lists the pods", reason.label()));
-            return Ok(Start::Lists(self.core.begin_list()));
+            return Ok(PreStartResult::Lists(self.core.begin_list()));
         }
         self.answer(answer, disk, story)
     }
@@ -277,13 +277,13 @@ impl Agent {
         &mut self,
         spec: ResourceSpec,
         ids: &[String],
-        begun: Begun,
-        listing: Listing,
-        api: &Api,
+        begun: BegunListing,
+        listing: ListInFlight,
+        api: &ApiModel,
         disk: &mut Disk,
         sight: Sight<'_>,
         story: &mut Story,
-    ) -> Result<Start, Stop> {
+    ) -> Result<PreStartResult, AgentStop> {
         story.tell(|| {
             let (at, seen) = (listing.at, self.pods.at());
             let age = match seen.cmp(&at) {
@@ -295,7 +295,7 @@ impl Agent {
         });
         let Some(actions) = self.core.listed(begun, listing.pods) else {
             story.tell(|| "  the watch has started again in the meantime, so the list is discarded".to_owned());
-            return Ok(Start::Refused(Reason::UnknownPod));
+            return Ok(PreStartResult::Refused(Reason::UnknownPod));
         };
         self.perform(&actions, disk)?;
         self.muddled = true;
@@ -306,20 +306,20 @@ impl Agent {
         self.answer(answer, disk, story)
     }
 
-    fn answer(&mut self, answer: PreStart, disk: &mut Disk, story: &mut Story) -> Result<Start, Stop> {
+    fn answer(&mut self, answer: PreStart, disk: &mut Disk, story: &mut Story) -> Result<PreStartResult, AgentStop> {
         match answer {
             PreStart::Granted { actions, key, .. } => {
                 self.perform(&actions, disk)?;
-                Ok(Start::Granted(key))
+                Ok(PreStartResult::Granted(key))
             }
             PreStart::Refused { reason, text, actions } => {
                 story.tell(|| format!("  refused ({}): {text}", reason.label()));
                 self.perform(&actions, disk)?;
-                Ok(Start::Refused(reason))
+                Ok(PreStartResult::Refused(reason))
             }
             PreStart::Wait(reason, text) => {
                 story.tell(|| format!("  not known yet ({}): {text}", reason.label()));
-                Ok(Start::Refused(reason))
+                Ok(PreStartResult::Refused(reason))
             }
         }
     }
@@ -339,7 +339,13 @@ impl Agent {
     }
 
     /// Reconcile once. `events` events arrive after the agent has read the node and before it decides.
-    pub fn reconcile(&mut self, api: &Api, disk: &mut Disk, sight: Sight<'_>, events: usize) -> Result<Reconciled, Stop> {
+    pub fn reconcile(
+        &mut self,
+        api: &ApiModel,
+        disk: &mut Disk,
+        sight: Sight<'_>,
+        events: usize,
+    ) -> Result<Reconciled, AgentStop> {
         let facts = self.facts(disk, sight, false);
         if self.followed && self.listing.is_none() {
             self.watch(api, disk, events)?;
@@ -351,7 +357,7 @@ impl Agent {
     }
 
     /// Check that this agent knows the same as an agent that starts now (invariant 6).
-    pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), Violation> {
+    pub fn check_rebuilt(&mut self, api: &ApiModel, disk: &Disk, sight: Sight<'_>) -> Result<(), Violation> {
         let rebuilt = self.rebuilt(disk, sight);
         ensure!(
             rebuilt.records().eq(self.core.records()),
@@ -482,8 +488,8 @@ impl Agent {
     }
 }
 
-fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
-    let mut core = Core::new(settings.clone());
+fn new_core(settings: &CoreSettings, disk: &Disk, sight: Sight<'_>) -> AgentCore {
+    let mut core = AgentCore::new(settings.clone());
     core.load_records(disk.records.values().cloned().collect());
     set_hardware(&mut core, sight.gpus);
     core.set_handouts(sight.handouts.to_vec());
@@ -491,10 +497,10 @@ fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
 }
 
 /// Pass these GPUs to the core, with what the agent offers of each.
-pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
+pub(crate) fn set_hardware(core: &mut AgentCore, gpus: &[Gpu]) {
     let settings = core.settings();
     let complete = |gpu: &Gpu| {
-        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
+        let GpuOffer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
         Gpu {
             reserve,
             units,
@@ -508,12 +514,12 @@ pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     core.knows_service();
 }
 
-fn healthy(core: &Core, spec: ResourceSpec) -> usize {
+fn healthy(core: &AgentCore, spec: ResourceSpec) -> usize {
     core.devices(spec).iter().filter(|device| device.healthy).count()
 }
 
-fn files(actions: &[Action]) -> impl Iterator<Item = &Action> {
-    actions.iter().filter(|action| !matches!(action, Action::Event { .. }))
+fn files(actions: &[AgentAction]) -> impl Iterator<Item = &AgentAction> {
+    actions.iter().filter(|action| !matches!(action, AgentAction::Event { .. }))
 }
 
 /// Return the part of a response that must not depend on how long the agent has been running. Events are excluded, because each

@@ -4,7 +4,7 @@ use crate::Violation;
 use std::collections::BTreeMap;
 
 use divvy_extender::core::BindingRequest;
-use divvy_extender::election::Record;
+use divvy_extender::election::LeaseRecord;
 use divvy_model::{Allocation, Gpu, Health, Held, Inventory, MiB, Node, Phase, Pod, PodKey, PodRequest};
 
 /// The number of MiB in one unit on every node.
@@ -50,11 +50,11 @@ pub struct Late {
 
 /// The current objects and their history.
 #[derive(Debug, Default)]
-pub struct Api {
+pub struct ApiModel {
     /// The monotonic time, which is the same for all machines.
     pub now_ns: u64,
     /// The Lease with its version.
-    pub lease: Option<(Record, u64)>,
+    pub lease: Option<(LeaseRecord, u64)>,
     pub late: Vec<Late>,
     /// The number of the extender process that most recently listed the pods in order to bind.
     pub writer: u32,
@@ -78,13 +78,13 @@ pub struct Api {
 
 /// The API server's verdict on a Binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum BindingVerdict {
     Created,
     Conflict(String),
     NotFound,
 }
 
-impl Api {
+impl ApiModel {
     /// Let time pass. Requests that the API server has held for too long are dropped.
     pub fn tick(&mut self, ns: u64) {
         self.now_ns += ns;
@@ -100,7 +100,7 @@ impl Api {
 
     /// Create the Lease, or replace it if its current version is `version`. As with any update, a write that changes nothing
     /// creates no new version.
-    pub fn write_lease(&mut self, record: &Record, version: Option<&str>) -> Option<String> {
+    pub fn write_lease(&mut self, record: &LeaseRecord, version: Option<&str>) -> Option<String> {
         let now = self.lease.as_ref().map(|(_, version)| version.to_string());
         if now.as_deref() != version {
             return None;
@@ -200,13 +200,13 @@ impl Api {
 
     /// Carry out a Binding as `BindingREST.Create` (registry/core/pod/storage) does: write node and annotations in one
     /// transaction. `life` is the number of the process that sent the Binding.
-    pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<Verdict, Violation> {
+    pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<BindingVerdict, Violation> {
         let key = PodKey {
             namespace: binding.namespace.clone(),
             name: binding.name.clone(),
         };
         let Some(pod) = self.pods.get_mut(&key) else {
-            return Ok(Verdict::NotFound);
+            return Ok(BindingVerdict::NotFound);
         };
         let refused = if pod.uid != binding.uid {
             Some("the UID in the precondition is another one")
@@ -218,7 +218,7 @@ impl Api {
             None
         };
         if let Some(text) = refused {
-            return Ok(Verdict::Conflict(text.to_owned()));
+            return Ok(BindingVerdict::Conflict(text.to_owned()));
         }
         let held = Held::from_annotations(&binding.annotations);
         if !matches!(held, Held::Allocation(_)) {
@@ -241,7 +241,7 @@ impl Api {
         pod.nominated = None;
         pod.held = held;
         self.pod_log.push(PodEvent::Applied(pod.clone()));
-        Ok(Verdict::Created)
+        Ok(BindingVerdict::Created)
     }
 
     /// Write the status of a pod, as its kubelet does. Nothing happens if no object with this UID exists.
@@ -411,7 +411,7 @@ pub struct PodWatch {
 /// An event as a watcher receives it.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
-pub enum Seen {
+pub enum WatcherEvent {
     Applied(Pod),
     Deleted(String),
 }
@@ -430,15 +430,17 @@ impl PodWatch {
     }
 
     /// Return the next event that is relevant for this watch.
-    pub fn next(&mut self, api: &Api) -> Option<Seen> {
+    pub fn next(&mut self, api: &ApiModel) -> Option<WatcherEvent> {
         while let Some(event) = api.pod_log.get(self.at) {
             self.at += 1;
             match event {
                 PodEvent::Applied(pod) if self.selects(pod) => {
                     self.view.insert(pod.uid.clone(), pod.clone());
-                    return Some(Seen::Applied(pod.clone()));
+                    return Some(WatcherEvent::Applied(pod.clone()));
                 }
-                PodEvent::Deleted(pod) if self.view.remove(&pod.uid).is_some() => return Some(Seen::Deleted(pod.uid.clone())),
+                PodEvent::Deleted(pod) if self.view.remove(&pod.uid).is_some() => {
+                    return Some(WatcherEvent::Deleted(pod.uid.clone()));
+                }
                 PodEvent::Applied(_) | PodEvent::Deleted(_) => {}
             }
         }
@@ -446,15 +448,15 @@ impl PodWatch {
     }
 
     /// Make the API server take a list, which arrives later.
-    pub fn ask(&self, api: &Api) -> Listing {
-        Listing {
+    pub fn ask(&self, api: &ApiModel) -> ListInFlight {
+        ListInFlight {
             pods: api.pods.values().filter(|pod| self.selects(pod)).cloned().collect(),
             at: api.pod_log.len(),
         }
     }
 
     /// Deliver a list. The watch continues from the moment at which the API server took the list.
-    pub fn arrive(&mut self, listing: Listing) -> Vec<Pod> {
+    pub fn arrive(&mut self, listing: ListInFlight) -> Vec<Pod> {
         self.at = listing.at;
         self.view = listing.pods.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect();
         listing.pods
@@ -466,14 +468,14 @@ impl PodWatch {
     }
 
     /// Report whether the watch has shown all events so far.
-    pub fn is_current(&self, api: &Api) -> bool {
+    pub fn is_current(&self, api: &ApiModel) -> bool {
         self.at == api.pod_log.len()
     }
 }
 
 /// A list of pods that the API server has taken and that is on its way.
 #[derive(Debug, Clone)]
-pub struct Listing {
+pub struct ListInFlight {
     pub pods: Vec<Pod>,
     /// The length of the history when the list was taken.
     pub at: usize,

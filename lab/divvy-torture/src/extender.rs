@@ -2,16 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing, answer};
-use divvy_extender::election::{Election, Record, Rules, Step};
+use divvy_extender::core::{
+    BindArgs, BindingRequest, CoreTiming, ExtenderAction, ExtenderCore, Got, Now, OpId, Posted, Ticket, answer,
+};
+use divvy_extender::election::{Election, ElectionStep, LeaseRecord, Rules};
 use divvy_kube::convert::ReadPod;
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
 use crate::Violation;
-use crate::api::{Api, GIB, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, reserved, share};
+use crate::api::{
+    ApiModel, BindingVerdict, GIB, Late, ListInFlight, PodWatch, WatcherEvent, booked, gpus, offered, reserved, share,
+};
 use crate::ops::{Fate, LeaseFate, Leftover};
-use crate::proxy::{self, Page, Passed};
+use crate::proxy::{self, Passed, ProxyResponse};
 use crate::story::{Story, ensure};
 
 /// The time limit for the response to a write of the Lease, after which the extender stops waiting (`lease.rs`, `ANSWER`).
@@ -19,54 +23,54 @@ const LEASE_ANSWER_NS: u64 = 3_000_000_000;
 
 /// An API call in progress.
 #[derive(Debug, Clone)]
-pub struct Call {
-    what: What,
+pub struct PendingCall {
+    what: ReplicaCall,
     since_ns: u64,
     /// The earliest time at which the call is sent. It is in the future if the call follows a pause.
     not_before_ns: u64,
     /// The server's response. It exists once the server has carried out the call.
-    answer: Option<Reply>,
+    answer: Option<ReplicaReply>,
 }
 
 #[derive(Debug, Clone)]
-enum What {
+enum ReplicaCall {
     Post(OpId, BindingRequest),
     Get(OpId, PodKey),
     Check { uid: String, node: String, pod: PodKey },
 }
 
 #[derive(Debug, Clone)]
-enum Reply {
+enum ReplicaReply {
     Posted(Posted),
     Got(Got),
 }
 
 /// A replica's state in the election.
 #[derive(Debug)]
-pub struct Member {
+pub struct ReplicaState {
     election: Election,
     held_until_ns: u64,
     /// A write of the Lease that was carried out, but whose response is still on its way: the record, its version, and the time
     /// of sending.
-    answer: Option<(Record, String, u64)>,
+    answer: Option<(LeaseRecord, String, u64)>,
 }
 
 /// One run of an extender process, from its start to its end.
 #[derive(Debug)]
-pub struct Extender {
-    pub core: Core,
+pub struct ExtenderRun {
+    pub core: ExtenderCore,
     pub pods: PodWatch,
     /// A list of pods that is on its way, because the watch was cut or this replica was elected.
-    pub listing: Option<Listing>,
+    pub listing: Option<ListInFlight>,
     nodes_at: usize,
     pub nodes: BTreeMap<String, Node>,
-    pub calls: Vec<Call>,
+    pub calls: Vec<PendingCall>,
     /// The reservations that existed before the current call of the core, as pairs of UID and node.
     reserved: BTreeSet<(String, String)>,
     /// The binds that wait for their response.
     waiting: BTreeMap<Ticket, BindArgs>,
     /// The state of the election. `None` if this is the only replica.
-    pub member: Option<Member>,
+    pub member: Option<ReplicaState>,
     /// Whether the process does nothing, because it was stopped or its machine sleeps.
     pub frozen: bool,
     life: u32,
@@ -75,17 +79,17 @@ pub struct Extender {
     pub wall_s: i64,
 }
 
-impl Extender {
+impl ExtenderRun {
     /// Start a process that has listed the cluster. If there are several replicas, none is the leader yet.
-    pub fn new(api: &mut Api, alone: bool) -> Extender {
+    pub fn new(api: &mut ApiModel, alone: bool) -> ExtenderRun {
         let life = api.new_life();
-        let member = (!alone).then(|| Member {
+        let member = (!alone).then(|| ReplicaState {
             election: Election::new(format!("replica-{life}"), Rules::default()),
             held_until_ns: 0,
             answer: None,
         });
-        let mut extender = Extender {
-            core: Core::new(MemoryUnit::GIB, Timing::default()),
+        let mut extender = ExtenderRun {
+            core: ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default()),
             pods: PodWatch::new(None),
             listing: None,
             nodes_at: 0,
@@ -109,33 +113,33 @@ impl Extender {
         // No call is in progress, so there is nothing to do.
         extender
             .core
-            .pod_change(Change::Reset(pods.into_iter().map(ReadPod::from).collect()), now);
+            .pod_change(WatchChange::Reset(pods.into_iter().map(ReadPod::from).collect()), now);
         extender.list_nodes(api);
         extender
     }
 
     /// Return the core of a new process that has received the same events.
-    pub fn rebuilt(&self) -> Core {
-        let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    pub fn rebuilt(&self) -> ExtenderCore {
+        let mut core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
         core.index_mut().reset_pods(self.pods.view.values().cloned().collect());
         let nodes: Vec<Node> = self.nodes.values().cloned().collect();
         core.index_mut().reset_nodes(&nodes);
         core
     }
 
-    fn now(&self, api: &Api) -> Now {
+    fn now(&self, api: &ApiModel) -> Now {
         Now {
             monotonic_ns: api.now_ns - self.started_ns,
             unix_ns: u64::try_from(self.unix_us(api)).unwrap_or(0) * 1_000,
         }
     }
 
-    fn unix_us(&self, api: &Api) -> i64 {
+    fn unix_us(&self, api: &ApiModel) -> i64 {
         i64::try_from(api.now_ns / 1_000).unwrap() + self.wall_s * 1_000_000
     }
 
     /// Report whether this replica may bind now: it is the only one, or the Lease that it holds has not expired.
-    pub fn leads(&self, api: &Api) -> bool {
+    pub fn leads(&self, api: &ApiModel) -> bool {
         self.member.as_ref().is_none_or(|member| api.now_ns < member.held_until_ns)
     }
 
@@ -149,36 +153,37 @@ impl Extender {
         self.member.as_ref()?.election.holder()
     }
 
-    fn list_nodes(&mut self, api: &Api) {
+    fn list_nodes(&mut self, api: &ApiModel) {
         self.nodes_at = api.node_log.len();
         self.nodes = api.nodes.clone();
         let now = self.now(api);
         let nodes: Vec<Node> = self.nodes.values().cloned().collect();
-        self.core.node_change(Change::Reset(nodes), now);
+        self.core.node_change(WatchChange::Reset(nodes), now);
     }
 
     /// Cut the watch of pods. The API server takes a list, which arrives later. The watch of nodes is cut as well, but continues
     /// immediately.
-    pub fn ask(&mut self, api: &Api) {
+    pub fn ask(&mut self, api: &ApiModel) {
         let now = self.now(api);
-        self.core.pod_change(Change::Interrupted("the watch was cut".to_owned()), now);
+        self.core
+            .pod_change(WatchChange::Interrupted("the watch was cut".to_owned()), now);
         self.listing = Some(self.pods.ask(api));
         self.list_nodes(api);
     }
 
     /// Deliver the list of pods.
-    pub fn list_arrives(&mut self, api: &Api, story: &mut Story) -> Result<(), Violation> {
+    pub fn list_arrives(&mut self, api: &ApiModel, story: &mut Story) -> Result<(), Violation> {
         let Some(listing) = self.listing.take() else {
             return Ok(());
         };
         self.note_reserved();
         let pods = self.pods.arrive(listing).into_iter().map(ReadPod::from).collect();
-        let actions = self.core.pod_change(Change::Reset(pods), self.now(api));
+        let actions = self.core.pod_change(WatchChange::Reset(pods), self.now(api));
         self.perform(api, actions, story)
     }
 
     /// Deliver up to `pods` events of the watch of pods, and up to `nodes` events of the watch of nodes.
-    pub fn watch(&mut self, api: &Api, pods: usize, nodes: usize, story: &mut Story) -> Result<(), Violation> {
+    pub fn watch(&mut self, api: &ApiModel, pods: usize, nodes: usize, story: &mut Story) -> Result<(), Violation> {
         self.note_reserved();
         let now = self.now(api);
         for _ in 0..pods {
@@ -188,8 +193,8 @@ impl Extender {
             }
             let change = match self.pods.next(api) {
                 None => break,
-                Some(Seen::Applied(pod)) => Change::Apply(ReadPod::from(pod)),
-                Some(Seen::Deleted(uid)) => Change::Delete(ReadPod::from(Pod { uid, ..Pod::default() })),
+                Some(WatcherEvent::Applied(pod)) => WatchChange::Apply(ReadPod::from(pod)),
+                Some(WatcherEvent::Deleted(uid)) => WatchChange::Delete(ReadPod::from(Pod { uid, ..Pod::default() })),
             };
             let actions = self.core.pod_change(change, now);
             self.perform(api, actions, story)?;
@@ -198,20 +203,20 @@ impl Extender {
             let Some(node) = api.node_log.get(self.nodes_at) else { break };
             self.nodes_at += 1;
             self.nodes.insert(node.name.clone(), node.clone());
-            let actions = self.core.node_change(Change::Apply(node.clone()), now);
+            let actions = self.core.node_change(WatchChange::Apply(node.clone()), now);
             self.perform(api, actions, story)?;
         }
         Ok(())
     }
 
     /// Deliver the outstanding list and all outstanding events.
-    pub fn catch_up(&mut self, api: &Api, story: &mut Story) -> Result<(), Violation> {
+    pub fn catch_up(&mut self, api: &ApiModel, story: &mut Story) -> Result<(), Violation> {
         self.list_arrives(api, story)?;
         self.watch(api, usize::MAX, usize::MAX, story)
     }
 
     /// Receive a bind request from kube-scheduler.
-    pub fn bind(&mut self, api: &Api, args: BindArgs, story: &mut Story) -> Result<(), Violation> {
+    pub fn bind(&mut self, api: &ApiModel, args: BindArgs, story: &mut Story) -> Result<(), Violation> {
         self.note_reserved();
         let (ticket, actions) = self.core.begin_bind(args.clone(), self.now(api));
         ensure!(
@@ -222,7 +227,7 @@ impl Extender {
     }
 
     /// Read the Lease and act on it, as `lease.rs` does.
-    pub fn check_lease(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), Violation> {
+    pub fn check_lease(&mut self, api: &mut ApiModel, fate: LeaseFate, story: &mut Story) -> Result<(), Violation> {
         let (now, unix_us, identity) = (api.now_ns, self.unix_us(api), self.identity());
         let Some(member) = &mut self.member else { return Ok(()) };
         if let Some((record, version, sent_ns)) = member.answer.take()
@@ -235,9 +240,9 @@ impl Extender {
             let found = api.lease.clone().map(|(record, version)| (record, version.to_string()));
             let step = member.election.read(found, now, unix_us);
             let write = match step {
-                Step::Wait => None,
-                Step::Create(record) => Some((record, None)),
-                Step::Replace { version, record } => Some((record, Some(version))),
+                ElectionStep::Wait => None,
+                ElectionStep::Create(record) => Some((record, None)),
+                ElectionStep::Replace { version, record } => Some((record, Some(version))),
             };
             if let Some((record, version)) = write {
                 if member.election.would_take_over() {
@@ -269,7 +274,7 @@ impl Extender {
 
     /// Become the leader. A replica that was not the leader before lists the pods before it binds. Lists that were requested
     /// earlier do not count.
-    fn is_elected(&mut self, api: &mut Api, story: &mut Story) {
+    fn is_elected(&mut self, api: &mut ApiModel, story: &mut Story) {
         let Some(member) = &mut self.member else { return };
         member.held_until_ns = member.election.held_until_ns();
         if self.core.elected() {
@@ -282,7 +287,7 @@ impl Extender {
 
     /// Give the Lease back, so that the process can stop gracefully. Do nothing and return false if a call is in progress or the
     /// outcome of a Binding is unknown.
-    pub fn retire(&mut self, api: &mut Api) -> bool {
+    pub fn retire(&mut self, api: &mut ApiModel) -> bool {
         let Some(member) = &mut self.member else { return false };
         if self.core.in_doubt() || !self.calls.is_empty() {
             return false;
@@ -299,12 +304,12 @@ impl Extender {
         self.reserved = reservations.map(|(uid, node, _)| (uid.to_owned(), node.to_owned())).collect();
     }
 
-    fn perform(&mut self, api: &Api, actions: Vec<Action>, story: &mut Story) -> Result<(), Violation> {
+    fn perform(&mut self, api: &ApiModel, actions: Vec<ExtenderAction>, story: &mut Story) -> Result<(), Violation> {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             let mut pause_ns = 0;
             let what = match action {
-                Action::Answer { ticket, result } => {
+                ExtenderAction::Answer { ticket, result } => {
                     let Some(args) = self.waiting.remove(&ticket) else {
                         return Err(Violation(format!("{ticket:?} was answered twice")));
                     };
@@ -324,40 +329,41 @@ impl Extender {
                     continue;
                 }
                 // This is the last moment at which the replica can know whether it leads.
-                Action::Post { op, binding } if !self.leads(api) => {
+                ExtenderAction::Post { op, binding } if !self.leads(api) => {
                     story.tell(|| format!("  no Binding of {} is sent: the lease has expired", binding.uid));
                     let text = "the lease has expired".to_owned();
                     let now = self.now(api);
                     actions.extend(self.core.posted(op, Posted::NotSent(text), now));
                     continue;
                 }
-                Action::Post { op, binding } => {
+                ExtenderAction::Post { op, binding } => {
                     story.tell(|| {
                         let gpus = binding.annotations.get(divvy_model::names::ALLOCATION);
                         format!("  Binding of {} to {} sent: {gpus:?}", binding.uid, binding.node)
                     });
                     self.check_choice(api, &binding)?;
-                    let posted = |call: &Call| matches!(&call.what, What::Post(_, other) if other.node == binding.node);
+                    let posted =
+                        |call: &PendingCall| matches!(&call.what, ReplicaCall::Post(_, other) if other.node == binding.node);
                     ensure!(
                         !self.calls.iter().any(posted),
                         "two Bindings to {} are sent at once",
                         binding.node
                     );
-                    What::Post(op, binding)
+                    ReplicaCall::Post(op, binding)
                 }
                 // No node of the simulation names pods for eviction.
-                Action::Evict { uid, .. } => return Err(Violation(format!("{uid} is to be evicted"))),
-                Action::Warn { pod, reason, .. } => {
+                ExtenderAction::Evict { uid, .. } => return Err(Violation(format!("{uid} is to be evicted"))),
+                ExtenderAction::Warn { pod, reason, .. } => {
                     story.tell(|| format!("  event {reason} about {pod}"));
                     continue;
                 }
-                Action::Get { op, pod, after_ns } => {
+                ExtenderAction::Get { op, pod, after_ns } => {
                     pause_ns = after_ns;
-                    What::Get(op, pod)
+                    ReplicaCall::Get(op, pod)
                 }
-                Action::Check { uid, node, pod } => What::Check { uid, node, pod },
+                ExtenderAction::Check { uid, node, pod } => ReplicaCall::Check { uid, node, pod },
             };
-            self.calls.push(Call {
+            self.calls.push(PendingCall {
                 what,
                 since_ns: api.now_ns,
                 not_before_ns: api.now_ns + pause_ns,
@@ -369,7 +375,7 @@ impl Extender {
 
     /// Check that a new choice is on a GPU that is healthy as far as the extender knows. This is not required of a choice that is
     /// only sent again.
-    fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), Violation> {
+    fn check_choice(&self, api: &ApiModel, binding: &BindingRequest) -> Result<(), Violation> {
         let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
         let Some(reservation) = reservation else {
             return Err(Violation(format!(
@@ -454,14 +460,14 @@ impl Extender {
 
     pub fn describe(&self, call: usize) -> String {
         match &self.calls[call].what {
-            What::Post(_, binding) => format!("the Binding of {} to {}", binding.uid, binding.node),
-            What::Get(_, pod) => format!("the GET of {}", pod.name),
-            What::Check { uid, .. } => format!("the check of {uid}"),
+            ReplicaCall::Post(_, binding) => format!("the Binding of {} to {}", binding.uid, binding.node),
+            ReplicaCall::Get(_, pod) => format!("the GET of {}", pod.name),
+            ReplicaCall::Check { uid, .. } => format!("the check of {uid}"),
         }
     }
 
     /// Advance a call in progress.
-    pub fn call(&mut self, api: &mut Api, index: usize, fate: Fate, story: &mut Story) -> Result<(), Violation> {
+    pub fn call(&mut self, api: &mut ApiModel, index: usize, fate: Fate, story: &mut Story) -> Result<(), Violation> {
         let life = self.life;
         let call = &mut self.calls[index];
         let pause_ns = call.not_before_ns.saturating_sub(api.now_ns);
@@ -478,35 +484,37 @@ impl Extender {
         }
         let call = self.calls.remove(index);
         let reply = match (fate, &call.what) {
-            (Fate::Lost, What::Post(_, binding)) => {
+            (Fate::Lost, ReplicaCall::Post(_, binding)) => {
                 if call.answer.is_none() {
                     api.late.push(self.late(binding, call.since_ns));
                 }
-                Reply::Posted(Posted::Unknown("no answer".to_owned()))
+                ReplicaReply::Posted(Posted::Unknown("no answer".to_owned()))
             }
-            (Fate::Lost, _) => Reply::Got(Got::Failed("no answer".to_owned())),
+            (Fate::Lost, _) => ReplicaReply::Got(Got::Failed("no answer".to_owned())),
             (Fate::Page(number), what) => {
                 let pod = match what {
-                    What::Post(_, binding) => key_of(binding),
-                    What::Get(_, pod) | What::Check { pod, .. } => pod.clone(),
+                    ReplicaCall::Post(_, binding) => key_of(binding),
+                    ReplicaCall::Get(_, pod) | ReplicaCall::Check { pod, .. } => pod.clone(),
                 };
                 // No one could recover from a wrong answer about a Binding that was carried out, or to the check that is to find out.
-                let unsent = matches!(what, What::Post(..)) && call.answer.is_none();
-                let page = Some(Page::number(number)).filter(|page| unsent || !page.misleads);
-                let page = page.unwrap_or(Page::number(0));
+                let unsent = matches!(what, ReplicaCall::Post(..)) && call.answer.is_none();
+                let page = Some(ProxyResponse::number(number)).filter(|page| unsent || !page.misleads);
+                let page = page.unwrap_or(ProxyResponse::number(0));
                 api.misled |= page.misleads;
                 let body = page.body(&pod);
                 story.tell(|| format!("  a proxy answers: {} {body:?}", page.code));
                 match what {
-                    What::Post(_, binding) => {
+                    ReplicaCall::Post(_, binding) => {
                         match page.passed {
                             Passed::Done if call.answer.is_none() => drop(carry_out(what, life, api, story)?),
                             Passed::Late if call.answer.is_none() => api.late.push(self.late(binding, call.since_ns)),
                             _ => {}
                         }
-                        Reply::Posted(answer::posted(page.code, body.as_bytes(), &pod))
+                        ReplicaReply::Posted(answer::posted(page.code, body.as_bytes(), &pod))
                     }
-                    What::Get(..) | What::Check { .. } => Reply::Got(answer::got(page.code, body.as_bytes(), &pod)),
+                    ReplicaCall::Get(..) | ReplicaCall::Check { .. } => {
+                        ReplicaReply::Got(answer::got(page.code, body.as_bytes(), &pod))
+                    }
                 }
             }
             (Fate::Repeated, _) => carry_out(&call.what, life, api, story)?,
@@ -518,9 +526,9 @@ impl Extender {
         let now = self.now(api);
         self.note_reserved();
         let actions = match (call.what, reply) {
-            (What::Post(op, _), Reply::Posted(posted)) => self.core.posted(op, posted, now),
-            (What::Get(op, _), Reply::Got(got)) => self.core.got(op, got, now),
-            (What::Check { uid, node, .. }, Reply::Got(got)) => {
+            (ReplicaCall::Post(op, _), ReplicaReply::Posted(posted)) => self.core.posted(op, posted, now),
+            (ReplicaCall::Get(op, _), ReplicaReply::Got(got)) => self.core.got(op, got, now),
+            (ReplicaCall::Check { uid, node, .. }, ReplicaReply::Got(got)) => {
                 self.core.checked(&uid, &node, got, now);
                 Vec::new()
             }
@@ -537,17 +545,17 @@ impl Extender {
         }
     }
 
-    pub fn sweep(&mut self, api: &Api, story: &mut Story) -> Result<(), Violation> {
+    pub fn sweep(&mut self, api: &ApiModel, story: &mut Story) -> Result<(), Violation> {
         self.note_reserved();
         let actions = self.core.sweep(self.now(api));
         self.perform(api, actions, story)
     }
 
     /// Kill the process and start it again, without its memory. `leftover` says what happens to Bindings in progress.
-    pub fn restart(&mut self, api: &mut Api, leftover: Leftover, story: &mut Story) -> Result<(), Violation> {
-        let calls: Vec<Call> = self.calls.drain(..).filter(|call| call.answer.is_none()).collect();
+    pub fn restart(&mut self, api: &mut ApiModel, leftover: Leftover, story: &mut Story) -> Result<(), Violation> {
+        let calls: Vec<PendingCall> = self.calls.drain(..).filter(|call| call.answer.is_none()).collect();
         for call in calls {
-            if let What::Post(_, binding) = call.what {
+            if let ReplicaCall::Post(_, binding) = call.what {
                 api.late.push(self.late(&binding, call.since_ns));
             }
         }
@@ -562,7 +570,7 @@ impl Extender {
             }
         }
         let wall_s = self.wall_s;
-        *self = Extender::new(api, self.member.is_none());
+        *self = ExtenderRun::new(api, self.member.is_none());
         self.wall_s = wall_s;
         Ok(())
     }
@@ -606,31 +614,31 @@ fn key_of(binding: &BindingRequest) -> PodKey {
 }
 
 /// Carry out a Binding for whose response no process waits.
-pub fn late_write(api: &mut Api, index: usize, story: &mut Story) -> Result<(), Violation> {
+pub fn late_write(api: &mut ApiModel, index: usize, story: &mut Story) -> Result<(), Violation> {
     let late = api.late.remove(index);
     let verdict = api.bind(&late.binding, late.life)?;
     story.tell(|| format!("  {} to {}: {verdict:?}", late.binding.uid, late.binding.node));
     Ok(())
 }
 
-fn carry_out(what: &What, life: u32, api: &mut Api, story: &mut Story) -> Result<Reply, Violation> {
+fn carry_out(what: &ReplicaCall, life: u32, api: &mut ApiModel, story: &mut Story) -> Result<ReplicaReply, Violation> {
     Ok(match what {
-        What::Post(_, binding) => {
-            let verdict: Verdict = api.bind(binding, life)?;
+        ReplicaCall::Post(_, binding) => {
+            let verdict: BindingVerdict = api.bind(binding, life)?;
             story.tell(|| format!("  the API server binds {} to {}: {verdict:?}", binding.uid, binding.node));
             let pod = key_of(binding);
             let (code, body) = proxy::status(&verdict, &pod);
-            Reply::Posted(answer::posted(code, body.as_bytes(), &pod))
+            ReplicaReply::Posted(answer::posted(code, body.as_bytes(), &pod))
         }
-        What::Get(_, pod) | What::Check { pod, .. } => {
+        ReplicaCall::Get(_, pod) | ReplicaCall::Check { pod, .. } => {
             let got = match api.pods.get(pod) {
                 Some(pod) => Got::Found(Box::new(pod.clone())),
                 None => {
-                    let (code, body) = proxy::status(&Verdict::NotFound, pod);
+                    let (code, body) = proxy::status(&BindingVerdict::NotFound, pod);
                     answer::got(code, body.as_bytes(), pod)
                 }
             };
-            Reply::Got(got)
+            ReplicaReply::Got(got)
         }
     })
 }

@@ -8,12 +8,12 @@ use divvy_agent_core::{
     USAGE_MODE, UsageReading,
 };
 use divvy_model::MiB;
-use divvy_share::limits::{Limits, Unreadable};
+use divvy_share::limits::{ShareLimits, UnreadableLimits};
 use divvy_share::usage;
 use divvy_testkit::dice::Dice;
 
 use crate::chance;
-use crate::{Broken, Violation};
+use crate::{BrokenInvariant, Violation};
 
 const GPU: &str = "GPU-0";
 const HOSTILE: &str = "hostile";
@@ -24,7 +24,7 @@ const OWNER: (u32, u32) = (0, 0);
 
 /// What is seen of one pod in one second.
 #[derive(Debug, Clone)]
-struct Seen {
+struct SeenPod {
     before: Option<UsageReading>,
     after: Option<UsageReading>,
     processes: Vec<PodProcess>,
@@ -37,7 +37,7 @@ struct Seen {
 
 /// What the agent says about pods.
 type Says = (
-    BTreeMap<ShareId, Limits>,
+    BTreeMap<ShareId, ShareLimits>,
     BTreeMap<String, Vec<Escape>>,
     BTreeMap<ShareId, GuardCounts>,
 );
@@ -46,17 +46,17 @@ type Says = (
 ///
 /// # Errors
 /// The hostile pod changed what the agent says about another pod, or the agent accuses a pod that keeps to its share.
-pub fn play(seed: u64) -> Result<(), Broken> {
+pub fn play(seed: u64) -> Result<(), BrokenInvariant> {
     let broken = |what: String| {
         let what = Violation(what);
-        Err(Broken { what, story: Vec::new() })
+        Err(BrokenInvariant { what, story: Vec::new() })
     };
     let mut chance = chance::of_history(seed ^ 0x5eed);
     // In some histories the honest pods keep what they have for so long that the agent reads their files less often.
     let quiet = if chance.one_in(4) { 2..16 } else { 0..0 };
     let seconds = 3 + chance.below(12) + quiet.len();
     let mut honest: Vec<Honest> = HONEST.iter().map(|pod| Honest::new(pod, &mut chance)).collect();
-    let mut history: Vec<BTreeMap<String, Seen>> = Vec::new();
+    let mut history: Vec<BTreeMap<String, SeenPod>> = Vec::new();
     for second in 0..seconds {
         history.push(
             honest
@@ -89,21 +89,25 @@ pub fn play(seed: u64) -> Result<(), Broken> {
     Ok(())
 }
 
-fn says(history: &[BTreeMap<String, Seen>], honest: &[Honest], may_stop: bool) -> Vec<Says> {
+fn says(history: &[BTreeMap<String, SeenPod>], honest: &[Honest], may_stop: bool) -> Vec<Says> {
     let mut shares = GuardedShares::new(may_stop);
-    let mut files: BTreeMap<ShareId, Limits> = BTreeMap::new();
+    let mut files: BTreeMap<ShareId, ShareLimits> = BTreeMap::new();
     let mut now = 1000 * SECOND;
     let mut says = Vec::new();
-    let hold =
-        |shares: &mut GuardedShares, files: &mut BTreeMap<ShareId, Limits>, pod: &str, (mib, cores), usage: UsageReading, now| {
-            let id = id(pod);
-            let limits = files.get(&id).copied().ok_or(Unreadable::Foreign);
-            let found = ShareFound { limits, usage };
-            if let Ok(written) = shares.hold(id.clone(), MiB(mib), cores, &found, now) {
-                shares.wrote(&id, written.limits);
-                files.insert(id, written.limits);
-            }
-        };
+    let hold = |shares: &mut GuardedShares,
+                files: &mut BTreeMap<ShareId, ShareLimits>,
+                pod: &str,
+                (mib, cores),
+                usage: UsageReading,
+                now| {
+        let id = id(pod);
+        let limits = files.get(&id).copied().ok_or(UnreadableLimits::Foreign);
+        let found = ShareFound { limits, usage };
+        if let Ok(written) = shares.hold(id.clone(), MiB(mib), cores, &found, now) {
+            shares.wrote(&id, written.limits);
+            files.insert(id, written.limits);
+        }
+    };
     for pod in honest {
         hold(
             &mut shares,
@@ -185,7 +189,7 @@ impl Honest {
         }
     }
 
-    fn second(&mut self, is_quiet: bool, chance: &mut Dice) -> Seen {
+    fn second(&mut self, is_quiet: bool, chance: &mut Dice) -> SeenPod {
         let allocated: u64 = self.processes.values().map(|(_, mib)| mib).sum();
         // What is charged for a context, 512 MiB, or what it takes.
         let contexts = (self.processes.len() as u64 + 1) * self.context.max(512);
@@ -206,13 +210,13 @@ impl Honest {
             2 if chance.one_in(3) => drop(self.processes.pop_first()),
             _ => {}
         }
-        let mut file = File::new();
+        let mut file = HostileFile::new();
         let mut processes = Vec::new();
         for (pid, (slot, mib)) in &self.processes {
             file.slot(*slot, mib * MEBIBYTE, u64::from(*pid));
             processes.push(process(&self.name, *pid, self.context + mib));
         }
-        Seen {
+        SeenPod {
             before: Some(file.read()),
             after: Some(file.read()),
             processes,
@@ -224,18 +228,18 @@ impl Honest {
 }
 
 /// A file of usage, and the slots that are locked.
-struct File {
+struct HostileFile {
     bytes: Vec<u8>,
     status: FileStatus,
     locked: Vec<usize>,
 }
 
-impl File {
+impl HostileFile {
     /// A file whose slots have all had an owner.
-    fn new() -> File {
+    fn new() -> HostileFile {
         let mut bytes = usage::file().to_vec();
         bytes[24..32].copy_from_slice(&(usage::SLOTS as u64).to_ne_bytes());
-        File {
+        HostileFile {
             bytes,
             status: FileStatus {
                 size: usage::SIZE as u64,
@@ -265,9 +269,9 @@ impl File {
     }
 }
 
-fn hostile(chance: &mut Dice) -> Seen {
+fn hostile(chance: &mut Dice) -> SeenPod {
     let reading = |chance: &mut Dice| {
-        let mut file = File::new();
+        let mut file = HostileFile::new();
         for _ in 0..chance.below(40) {
             let numbers = [0, 1, 7, 9, 1 << 22, 1 << 29, u64::MAX, chance.number()];
             file.word(chance.below(usage::SIZE / 8), numbers[chance.below(numbers.len())]);
@@ -298,7 +302,7 @@ fn hostile(chance: &mut Dice) -> Seen {
         process(HOSTILE, u32::try_from(1 + chance.below(40)).unwrap_or(1), used)
     });
     let processes = processes.collect();
-    Seen {
+    SeenPod {
         before: reading(chance),
         after: reading(chance),
         processes,

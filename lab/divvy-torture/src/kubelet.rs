@@ -3,17 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{AllocateError, Handout, Key, ResourceSpec};
+use divvy_agent_core::{AllocateError, ContainerKey, Handout, ResourceSpec};
 use divvy_model::{ContainerKind, ContainerRequest, Pod};
 use divvy_testkit::dice::Dice;
 
-use crate::agent::Agent;
+use crate::agent::AgentRun;
 use crate::api::PodWatch;
 use crate::whole::{WHOLE, devices, is_of};
 
 /// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ContainerStage {
     /// The container waits to be started.
     Waiting,
     Running,
@@ -34,7 +34,7 @@ pub struct Local {
     pub evicted: bool,
     /// Whether the pod is in a terminal phase and none of its containers runs.
     pub finished: bool,
-    pub states: BTreeMap<String, State>,
+    pub states: BTreeMap<String, ContainerStage>,
 }
 
 impl Local {
@@ -43,7 +43,7 @@ impl Local {
             .request
             .containers
             .iter()
-            .map(|c| (c.name.clone(), State::Waiting))
+            .map(|c| (c.name.clone(), ContainerStage::Waiting))
             .collect();
         Local {
             terminating: pod.deleting,
@@ -61,11 +61,11 @@ impl Local {
         self.admitted && !(self.terminating || self.removed || self.evicted || self.finished)
     }
 
-    pub fn state(&self, container: &str) -> State {
-        self.states.get(container).copied().unwrap_or(State::Done)
+    pub fn state(&self, container: &str) -> ContainerStage {
+        self.states.get(container).copied().unwrap_or(ContainerStage::Done)
     }
 
-    pub fn set(&mut self, container: &str, state: State) {
+    pub fn set(&mut self, container: &str, state: ContainerStage) {
         if let Some(entry) = self.states.get_mut(container) {
             *entry = state;
         }
@@ -76,9 +76,9 @@ impl Local {
         let mut startable = Vec::new();
         for container in &self.pod.request.containers {
             let state = self.state(&container.name);
-            let waits = state == State::Waiting;
+            let waits = state == ContainerStage::Waiting;
             match container.kind {
-                ContainerKind::Init if state == State::Done => {}
+                ContainerKind::Init if state == ContainerStage::Done => {}
                 ContainerKind::Init if !waits => return Vec::new(),
                 ContainerKind::Sidecar if !waits => {}
                 ContainerKind::Init | ContainerKind::Sidecar => return vec![container.clone()],
@@ -96,13 +96,13 @@ impl Local {
             .containers
             .iter()
             .filter(|container| container.kind == ContainerKind::App)
-            .all(|container| self.state(&container.name) == State::Done)
+            .all(|container| self.state(&container.name) == ContainerStage::Done)
     }
 }
 
 /// The state of a kubelet.
 #[derive(Debug, Clone)]
-pub struct Kubelet {
+pub struct KubeletModel {
     pub watch: PodWatch,
     pub pods: BTreeMap<String, Local>,
     /// The allocations in the checkpoint.
@@ -130,9 +130,9 @@ pub enum NotAdmitted {
     Allocate(AllocateError),
 }
 
-impl Kubelet {
-    pub fn new(node: &str) -> Kubelet {
-        Kubelet {
+impl KubeletModel {
+    pub fn new(node: &str) -> KubeletModel {
+        KubeletModel {
             watch: PodWatch::new(Some(node)),
             pods: BTreeMap::new(),
             handouts: Vec::new(),
@@ -144,7 +144,7 @@ impl Kubelet {
     }
 
     /// Apply a ListAndWatch message of each resource.
-    pub fn devices(&mut self, agent: &Agent) {
+    pub fn devices(&mut self, agent: &AgentRun) {
         let (units, whole) = (agent.core.devices(ResourceSpec::MEMORY), agent.core.devices(WHOLE));
         self.capacity = units.len() as u64;
         self.whole_capacity = whole.len() as u64;
@@ -192,7 +192,7 @@ impl Kubelet {
     ///
     /// With `b1`, another pod ends and a client lists the pod resources during the calls, so that the kubelet forgets the ids
     /// that it is currently allocating (kubernetes#137534).
-    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Dice) -> Result<(), NotAdmitted> {
+    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut AgentRun>, b1: bool, chance: &mut Dice) -> Result<(), NotAdmitted> {
         self.know(pod);
         let mut agent = agent;
         let mut reuse: BTreeSet<String> = BTreeSet::new();
@@ -244,7 +244,7 @@ impl Kubelet {
         spec: ResourceSpec,
         want: usize,
         reuse: &BTreeSet<String>,
-        agent: &mut Agent,
+        agent: &mut AgentRun,
         chance: &mut Dice,
     ) -> Result<BTreeSet<String>, NotAdmitted> {
         let prefers_others = chance.one_in(4);
@@ -292,8 +292,8 @@ impl Kubelet {
     }
 }
 
-fn key(pod: &Pod, container: &ContainerRequest) -> Key {
-    Key {
+fn key(pod: &Pod, container: &ContainerRequest) -> ContainerKey {
+    ContainerKey {
         uid: pod.uid.clone(),
         container: container.name.clone(),
     }

@@ -26,7 +26,7 @@ pub mod world;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use divvy_extender::core::NotSynced;
-use ops::History;
+use ops::OpHistory;
 use world::World;
 
 /// The violation of an invariant, in words.
@@ -59,13 +59,13 @@ impl From<NotSynced> for Violation {
 
 /// The violation of an invariant, and the events that led to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken {
+pub struct BrokenInvariant {
     pub what: Violation,
     /// The story of the history. It is empty if it was not requested.
     pub story: Vec<String>,
 }
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for BrokenInvariant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "{}\n", self.what)?;
         self.story.iter().try_for_each(|line| writeln!(f, "{line}"))
@@ -73,8 +73,8 @@ impl std::fmt::Display for Broken {
 }
 
 /// Play a history, and return its story if `told`. A panic of a core counts as a failure.
-pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
-    let broken = |what: Violation, story: &[String]| Broken {
+pub fn play(history: &OpHistory, told: bool) -> Result<Vec<String>, BrokenInvariant> {
+    let broken = |what: Violation, story: &[String]| BrokenInvariant {
         what,
         story: story.to_vec(),
     };
@@ -110,8 +110,8 @@ fn kind(what: &str) -> Vec<&str> {
 
 /// Return the shortest history that still breaks the same invariant. Steps are removed in blocks: at first blocks of half the
 /// steps, then ever smaller ones, and in the end single steps, until no step can be removed.
-pub fn shrink(history: &History) -> History {
-    let breaks = |history: &History| play(history, false).err().map(|broken| broken.what.0);
+pub fn shrink(history: &OpHistory) -> OpHistory {
+    let breaks = |history: &OpHistory| play(history, false).err().map(|broken| broken.what.0);
     let Some(what) = breaks(history) else {
         return history.clone();
     };
@@ -123,7 +123,7 @@ pub fn shrink(history: &History) -> History {
         while at < least.steps.len() {
             let mut steps = least.steps.clone();
             steps.drain(at..(at + size).min(steps.len()));
-            let fewer = History { mix: least.mix, steps };
+            let fewer = OpHistory { mix: least.mix, steps };
             if breaks(&fewer).is_some_and(|other| kind(&other) == kind(&what)) {
                 least = fewer;
                 shorter = true;
@@ -140,7 +140,7 @@ pub fn shrink(history: &History) -> History {
 }
 
 /// Play a history. If it breaks an invariant, shorten it, play the shortened history, and return its story and its steps.
-pub fn failure_of(history: &History) -> Option<String> {
+pub fn failure_of(history: &OpHistory) -> Option<String> {
     if play(history, false).is_ok() {
         return None;
     }

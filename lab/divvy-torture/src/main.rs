@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use divvy_torture::ops::History;
+use divvy_torture::ops::OpHistory;
 use divvy_torture::{failure_of, hostile, play};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -30,7 +30,7 @@ use rustix::time::{ClockId, clock_gettime};
   cargo xtask torture --minutes 60
   cargo xtask torture --minutes 0 --seed 7    plays history 7 only"
 )]
-struct Arguments {
+struct TortureArguments {
     /// Minutes of processor time to play on each core; with 0, play one history
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u32,
@@ -40,7 +40,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = TortureArguments::parse();
     // A panic of a core is reported with its history.
     std::panic::set_hook(Box::new(|_| {}));
     let first = arguments
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(seed) => {
             let hostile = || hostile::play(seed).err().map(|broken| broken.to_string());
-            let told = failure_of(&History::of(seed)).or_else(hostile);
+            let told = failure_of(&OpHistory::of(seed)).or_else(hostile);
             println!("{}", told.as_deref().unwrap_or("it failed once, but not when played again"));
             println!("History {seed} breaks an invariant. To play it again: cargo xtask torture --minutes 0 --seed {seed}");
             ExitCode::FAILURE
@@ -78,7 +78,7 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let seed = first.wrapping_add(number);
-                    if (play(&History::of(seed), false).is_err() || hostile::play(seed).is_err())
+                    if (play(&OpHistory::of(seed), false).is_err() || hostile::play(seed).is_err())
                         && let Ok(mut broken) = broken.lock()
                     {
                         // The lowest number wins, so that every run reports the same history, whichever core is first.

@@ -9,28 +9,28 @@ use divvy_testkit::dice::Dice;
 use divvy_testkit::nodes::t4;
 
 use crate::Violation;
-use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
-use crate::api::{Api, Bound, GIB, Listing, Seen, booked};
+use crate::agent::{AgentRun, AgentStop, BegunListing, Disk, PreStartResult, Sight, set_hardware};
+use crate::api::{ApiModel, Bound, GIB, ListInFlight, WatcherEvent, booked};
 use crate::chance;
-use crate::kubelet::{Kubelet, Local, State};
-use crate::ops::Ending;
+use crate::kubelet::{ContainerStage, KubeletModel, Local};
+use crate::ops::ContainerEnding;
 use crate::story::{Story, ensure};
 use crate::whole::{WHOLE, devices, is_by_ids};
 
 /// The processes of a pod: its sandbox, and its containers, each with the GPUs that the runtime gave it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Cgroup {
+pub struct CgroupModel {
     pub running: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// A PreStartContainer call that has received no response yet.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct WaitingCall {
     container: ContainerRequest,
     ids: Vec<String>,
     /// The list of pods that the agent has begun. `listing` is the API server's response, once it exists.
-    begun: Begun,
-    listing: Option<Listing>,
+    begun: BegunListing,
+    listing: Option<ListInFlight>,
 }
 
 /// A simulated node.
@@ -39,11 +39,11 @@ pub struct SimNode {
     pub name: String,
     /// The actual state of the GPUs.
     pub gpus: Vec<Gpu>,
-    pub cgroups: BTreeMap<String, Cgroup>,
+    pub cgroups: BTreeMap<String, CgroupModel>,
     pub populated: BTreeSet<String>,
     pub disk: Disk,
-    pub agent: Option<Agent>,
-    pub kubelet: Kubelet,
+    pub agent: Option<AgentRun>,
+    pub kubelet: KubeletModel,
     pub reserve: MiB,
     /// Whether the agent runs with `--whole-gpus`.
     whole: bool,
@@ -54,7 +54,7 @@ pub struct SimNode {
     /// even if the kubelet forgets the pod.
     pub creating: BTreeMap<(String, String), String>,
     /// For each UID: the PreStartContainer call that waits for the agent's list of pods.
-    pub waiting: BTreeMap<String, Waiting>,
+    pub waiting: BTreeMap<String, WaitingCall>,
     /// For each (UID, GPU): the memory that counts as held by the pod since its grant. It is the memory of its allocation, but at
     /// least what the kubelet gave it.
     holds: BTreeMap<(String, String), MiB>,
@@ -68,7 +68,7 @@ pub struct SimNode {
 
 impl SimNode {
     /// Create a node with a running agent, and with GPUs of these sizes in units.
-    pub fn new(name: &str, units: &[u64], whole: bool, api: &mut Api) -> Result<SimNode, Violation> {
+    pub fn new(name: &str, units: &[u64], whole: bool, api: &mut ApiModel) -> Result<SimNode, Violation> {
         let gpus = (0..)
             .zip(units)
             .map(|(index, units)| t4(format!("GPU-{name}-{index}"), index, *units * GIB))
@@ -80,7 +80,7 @@ impl SimNode {
             populated: BTreeSet::new(),
             disk: Disk::default(),
             agent: None,
-            kubelet: Kubelet::new(name),
+            kubelet: KubeletModel::new(name),
             reserve: MiB::ZERO,
             whole,
             allocatable_whole: 0,
@@ -114,7 +114,7 @@ impl SimNode {
     fn with_agent<T>(
         &mut self,
         story: &mut Story,
-        work: impl FnOnce(&mut Agent, &mut Disk, Sight<'_>, &mut Story) -> Result<T, Stop>,
+        work: impl FnOnce(&mut AgentRun, &mut Disk, Sight<'_>, &mut Story) -> Result<T, AgentStop>,
     ) -> Result<Option<T>, Violation> {
         let Some(mut agent) = self.agent.take() else {
             return Ok(None);
@@ -127,12 +127,12 @@ impl SimNode {
                 self.agent = Some(agent);
                 Ok(Some(value))
             }
-            Err(Stop::Killed) => {
+            Err(AgentStop::Killed) => {
                 story.tell(|| format!("  the agent of {} is killed", self.name));
                 self.agent_ended();
                 Ok(None)
             }
-            Err(Stop::Broken(violation)) => Err(violation),
+            Err(AgentStop::Broken(violation)) => Err(violation),
         }
     }
 
@@ -154,10 +154,10 @@ impl SimNode {
     }
 
     /// Start the agent: list, reconcile, publish, register. If an earlier agent process is running, it is replaced.
-    pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), Violation> {
+    pub fn start_agent(&mut self, api: &mut ApiModel, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), Violation> {
         self.reserve = reserve;
         self.waiting.clear();
-        let mut agent = Agent::new(&self.name, self.boot, reserve, self.whole, &self.disk, self.sight());
+        let mut agent = AgentRun::new(&self.name, self.boot, reserve, self.whole, &self.disk, self.sight());
         // A registration takes no time here.
         agent.core.set_registered(true);
         self.agent = Some(agent);
@@ -172,14 +172,14 @@ impl SimNode {
         Ok(())
     }
 
-    pub fn publish(&mut self, api: &mut Api) {
+    pub fn publish(&mut self, api: &mut ApiModel) {
         if let Some(agent) = &self.agent {
             api.publish(&self.name, &agent.core.inventory());
         }
     }
 
     /// Write the node's status, as the kubelet does.
-    pub fn heartbeat(&mut self, api: &mut Api) {
+    pub fn heartbeat(&mut self, api: &mut ApiModel) {
         let (capacity, healthy) = (self.kubelet.capacity, self.kubelet.healthy.len() as u64);
         let gpus = self.gpus.len() as u64;
         let whole = self.kubelet.whole_capacity;
@@ -193,7 +193,7 @@ impl SimNode {
         });
     }
 
-    pub fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), Violation> {
+    pub fn reconcile(&mut self, api: &ApiModel, events: usize, story: &mut Story) -> Result<(), Violation> {
         let found = self.with_agent(story, |agent, disk, sight, _| agent.reconcile(api, disk, sight, events))?;
         if let Some(found) = found {
             story.tell(|| format!("  {:?}", found.classes));
@@ -202,14 +202,14 @@ impl SimNode {
         Ok(())
     }
 
-    pub fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), Violation> {
+    pub fn agent_sees(&mut self, api: &ApiModel, events: usize, story: &mut Story) -> Result<(), Violation> {
         self.with_agent(story, |agent, disk, _, _| agent.watch(api, disk, events))?;
         self.stream();
         Ok(())
     }
 
     /// Cut the agent's watch, so that the agent lists again.
-    pub fn relist_agent(&mut self, api: &Api) {
+    pub fn relist_agent(&mut self, api: &ApiModel) {
         if let Some(agent) = &mut self.agent {
             agent.ask(api);
         }
@@ -272,19 +272,19 @@ impl SimNode {
     }
 
     /// Deliver events to the kubelet: deletions, and a batch of new pods, which are admitted in any order.
-    pub fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), Violation> {
+    pub fn kubelet_sees(&mut self, api: &mut ApiModel, events: usize, luck: u8, story: &mut Story) -> Result<(), Violation> {
         let mut new = Vec::new();
         for _ in 0..events {
             match self.kubelet.watch.next(api) {
                 None => break,
-                Some(Seen::Applied(pod)) => match self.kubelet.pods.get_mut(&pod.uid) {
+                Some(WatcherEvent::Applied(pod)) => match self.kubelet.pods.get_mut(&pod.uid) {
                     Some(local) => local.terminating |= pod.deleting,
                     None => {
                         new.retain(|other: &divvy_model::Pod| other.uid != pod.uid);
                         new.push(pod);
                     }
                 },
-                Some(Seen::Deleted(uid)) => {
+                Some(WatcherEvent::Deleted(uid)) => {
                     new.retain(|pod| pod.uid != uid);
                     self.object_gone(&uid);
                 }
@@ -308,7 +308,7 @@ impl SimNode {
         }
     }
 
-    fn admit(&mut self, api: &mut Api, pod: &divvy_model::Pod, luck: u8, story: &mut Story) {
+    fn admit(&mut self, api: &mut ApiModel, pod: &divvy_model::Pod, luck: u8, story: &mut Story) {
         if pod.deleting {
             self.kubelet.know(pod);
             return;
@@ -333,7 +333,7 @@ impl SimNode {
         }
     }
 
-    fn reject(&mut self, api: &mut Api, uid: &str) {
+    fn reject(&mut self, api: &mut ApiModel, uid: &str) {
         if let Some(local) = self.kubelet.pods.get_mut(uid) {
             local.finished = true;
             self.report(api, uid);
@@ -341,7 +341,7 @@ impl SimNode {
     }
 
     /// Write a pod's current status.
-    pub fn report(&mut self, api: &mut Api, uid: &str) {
+    pub fn report(&mut self, api: &mut ApiModel, uid: &str) {
         let running = self.cgroups.get(uid).is_some_and(|cgroup| !cgroup.running.is_empty());
         let Some(local) = self.kubelet.pods.get(uid) else { return };
         let phase = match (local.finished || local.evicted, local.apps_done() && local.finished) {
@@ -353,14 +353,14 @@ impl SimNode {
         api.status(uid, phase, running);
     }
 
-    pub fn report_all(&mut self, api: &mut Api) {
+    pub fn report_all(&mut self, api: &mut ApiModel) {
         for uid in self.kubelet.pods.keys().cloned().collect::<Vec<_>>() {
             self.report(api, &uid);
         }
     }
 
     /// Make a pod fail while its containers run. Pod workers are serial, so a create call in progress is completed first.
-    pub fn evict(&mut self, api: &mut Api, uid: &str) {
+    pub fn evict(&mut self, api: &mut ApiModel, uid: &str) {
         if self.is_busy(uid) {
             return;
         }
@@ -379,7 +379,7 @@ impl SimNode {
     }
 
     /// Deliver the lists for which container starts wait.
-    pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), Violation> {
+    pub fn answer_starts(&mut self, api: &mut ApiModel, story: &mut Story) -> Result<(), Violation> {
         while let Some(uid) = self.waiting.keys().next().cloned() {
             self.work(api, &uid, 1, story)?;
         }
@@ -387,7 +387,7 @@ impl SimNode {
     }
 
     /// Let a pod's worker take its next step.
-    pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), Violation> {
+    pub fn work(&mut self, api: &mut ApiModel, uid: &str, luck: u8, story: &mut Story) -> Result<(), Violation> {
         let creating = self
             .creating
             .keys()
@@ -397,7 +397,7 @@ impl SimNode {
             return self.create(api, uid, &container, story);
         }
         if let Some(waiting) = self.waiting.remove(uid) {
-            let Waiting {
+            let WaitingCall {
                 container,
                 ids,
                 begun,
@@ -415,7 +415,7 @@ impl SimNode {
             let Some(listing) = listing else {
                 story.tell(|| format!("  the API server takes the list that the agent requested for {uid}"));
                 let listing = self.agent.as_ref().map(|agent| agent.pods.ask(api));
-                let waiting = Waiting {
+                let waiting = WaitingCall {
                     container,
                     ids,
                     begun,
@@ -443,7 +443,7 @@ impl SimNode {
             return Ok(());
         };
         if !self.cgroups.contains_key(uid) {
-            self.cgroups.insert(uid.to_owned(), Cgroup::default());
+            self.cgroups.insert(uid.to_owned(), CgroupModel::default());
             self.populated.insert(uid.to_owned());
             story.tell(|| format!("  {}: the sandbox of {uid} runs", self.name));
             return Ok(());
@@ -464,7 +464,7 @@ impl SimNode {
 
     fn pre_start(
         &mut self,
-        api: &Api,
+        api: &ApiModel,
         uid: &str,
         container: &ContainerRequest,
         chance: &mut Dice,
@@ -483,7 +483,7 @@ impl SimNode {
         let answer = self.with_agent(story, |agent, disk, sight, story| {
             agent.pre_start(spec, &ids, events, api, disk, sight, story)
         })?;
-        if let Some(Start::Refused(Reason::MemoryHeld)) = answer {
+        if let Some(PreStartResult::Refused(Reason::MemoryHeld)) = answer {
             self.check_refusal(api, uid)?;
         }
         // Some requests take time on the way to the API server; all of them take time on the way back.
@@ -493,7 +493,7 @@ impl SimNode {
 
     /// Check a refusal that the agent gave without querying the API server: pods that have not ended, or whose processes still
     /// run, must really hold the memory.
-    fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), Violation> {
+    fn check_refusal(&self, api: &ApiModel, uid: &str) -> Result<(), Violation> {
         // If the running pods are unknown, every pod with a grant counts as running.
         if self.no_pod_cgroups {
             return Ok(());
@@ -531,20 +531,20 @@ impl SimNode {
     #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     fn answered(
         &mut self,
-        api: &Api,
+        api: &ApiModel,
         uid: &str,
         container: &ContainerRequest,
         ids: Vec<String>,
         at_once: bool,
-        answer: Option<Start>,
+        answer: Option<PreStartResult>,
         story: &mut Story,
     ) -> Result<(), Violation> {
         self.stream();
         let key = match answer {
-            Some(Start::Granted(key)) => key,
-            Some(Start::Lists(begun)) => {
+            Some(PreStartResult::Granted(key)) => key,
+            Some(PreStartResult::Lists(begun)) => {
                 let listing = self.agent.as_ref().filter(|_| at_once).map(|agent| agent.pods.ask(api));
-                let waiting = Waiting {
+                let waiting = WaitingCall {
                     container: container.clone(),
                     ids,
                     begun,
@@ -553,7 +553,7 @@ impl SimNode {
                 self.waiting.insert(uid.to_owned(), waiting);
                 return Ok(());
             }
-            Some(Start::Refused(_)) | None => return Ok(()),
+            Some(PreStartResult::Refused(_)) | None => return Ok(()),
         };
         story.tell(|| format!("  {uid}/{} is granted", container.name));
         ensure!(
@@ -614,7 +614,7 @@ impl SimNode {
     }
 
     /// Let the runtime resolve the CDI name that the kubelet recorded, and run the container with what the spec contains.
-    fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), Violation> {
+    fn create(&mut self, api: &mut ApiModel, uid: &str, container: &str, story: &mut Story) -> Result<(), Violation> {
         let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
         let Some((spec, _)) = name.and_then(|name| self.disk.specs.get(&name)) else {
             story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be retried"));
@@ -706,7 +706,7 @@ impl SimNode {
             cgroup.running.insert(container.to_owned(), gpus);
         }
         if let Some(local) = self.kubelet.pods.get_mut(uid) {
-            local.set(container, State::Running);
+            local.set(container, ContainerStage::Running);
         }
     }
 
@@ -718,7 +718,7 @@ impl SimNode {
 
     /// End a container. If no container of an ended pod runs any more, remove its sandbox, and, if it is being deleted, its
     /// object.
-    pub fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
+    pub fn end(&mut self, api: &mut ApiModel, uid: &str, container: usize, how: ContainerEnding, story: &mut Story) {
         let leaves = self.kubelet.pods.get(uid).is_none_or(|local| !local.is_live());
         if let Some(cgroup) = self.cgroups.get_mut(uid) {
             let names: Vec<String> = cgroup.running.keys().cloned().collect();
@@ -742,7 +742,7 @@ impl SimNode {
         }
     }
 
-    fn ended(&mut self, uid: &str, container: &str, how: Ending) {
+    fn ended(&mut self, uid: &str, container: &str, how: ContainerEnding) {
         let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
         let kind = local
             .pod
@@ -751,8 +751,15 @@ impl SimNode {
             .iter()
             .find(|c| c.name == container)
             .map(|c| c.kind);
-        let restarts = local.is_live() && (how == Ending::Crash || kind == Some(ContainerKind::Sidecar));
-        local.set(container, if restarts { State::Waiting } else { State::Done });
+        let restarts = local.is_live() && (how == ContainerEnding::Crash || kind == Some(ContainerKind::Sidecar));
+        local.set(
+            container,
+            if restarts {
+                ContainerStage::Waiting
+            } else {
+                ContainerStage::Done
+            },
+        );
         self.finish(uid);
     }
 
@@ -772,7 +779,7 @@ impl SimNode {
     }
 
     /// Handle a pod that has nothing left on the node.
-    fn left(&mut self, api: &mut Api, uid: &str) {
+    fn left(&mut self, api: &mut ApiModel, uid: &str) {
         let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
         if local.removed {
             self.kubelet.pods.remove(uid);
@@ -786,7 +793,7 @@ impl SimNode {
     }
 
     /// Start a new kubelet process. It leaves running pods alone, and admits all other pods again.
-    pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), Violation> {
+    pub fn restart_kubelet(&mut self, api: &mut ApiModel, registered: bool, story: &mut Story) -> Result<(), Violation> {
         self.kubelet.restart();
         self.creating.clear();
         for uid in self.waiting.keys().cloned().collect::<Vec<_>>() {
@@ -827,7 +834,7 @@ impl SimNode {
     }
 
     /// Reboot the node. All processes and specs disappear, but the records and the checkpoint stay. Minor numbers may change.
-    pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), Violation> {
+    pub fn reboot(&mut self, api: &mut ApiModel, registered: bool, story: &mut Story) -> Result<(), Violation> {
         self.boot += 1;
         self.agent = None;
         self.cgroups.clear();
@@ -839,7 +846,7 @@ impl SimNode {
             gpu.nodes = vec![nvidia::node((gpu.index + self.boot) % count)];
         }
         for local in self.kubelet.pods.values_mut().filter(|local| !local.finished) {
-            local.states.values_mut().for_each(|state| *state = State::Waiting);
+            local.states.values_mut().for_each(|state| *state = ContainerStage::Waiting);
             local.finished = local.evicted;
         }
         self.kubelet.pods.retain(|_, local| !local.removed);
@@ -908,7 +915,7 @@ impl SimNode {
     }
 
     /// Check invariant 6: a restarted agent knows the same as the running one.
-    pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), Violation> {
+    pub fn check_rebuilt(&mut self, api: &ApiModel) -> Result<(), Violation> {
         if let Some(agent) = &mut self.agent {
             let sight = Sight {
                 gpus: &self.gpus,

@@ -6,7 +6,7 @@
 //! choices.
 
 use crate::chance;
-use crate::proxy::Page;
+use crate::proxy::ProxyResponse;
 
 /// The result of an API call for the extender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub enum Leftover {
 
 /// The way in which a container ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum ContainerEnding {
     /// The container ends permanently.
     Well,
     /// The container will be started again.
@@ -96,7 +96,7 @@ pub enum Ending {
 
 /// A step of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
+pub enum HistoryOp {
     /// A pod of this shape and priority is created under this name, unless the name is taken.
     Create { name: u8, shape: u8, priority: u8 },
     /// A pod is created for which the owner wrote `spec.nodeName` and annotations, as if the pod were on this GPU of the node.
@@ -145,7 +145,7 @@ pub enum Op {
     /// A pod worker takes its next step: sandbox, PreStartContainer, or the runtime's create.
     Work { pod: u8, luck: u8 },
     /// A container ends, or what is left of an ended pod is removed.
-    End { pod: u8, container: u8, how: Ending },
+    End { pod: u8, container: u8, how: ContainerEnding },
     /// The kubelet writes the pods' status.
     Report { node: u8 },
     /// The kubelet writes the node's status.
@@ -191,7 +191,7 @@ pub enum Op {
 
 /// The kind of events that a history emphasizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mix {
+pub enum EventMix {
     /// All events that are possible with one extender.
     Everything,
     /// Binds: calls without responses, late writes, and restarts of the extender.
@@ -213,57 +213,57 @@ pub enum Mix {
 
 /// A history: its number, its emphasis, and its steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct History {
-    pub mix: Mix,
-    pub steps: Vec<Op>,
+pub struct OpHistory {
+    pub mix: EventMix,
+    pub steps: Vec<HistoryOp>,
 }
 
-impl History {
+impl OpHistory {
     /// Return the history with this number.
-    pub fn of(seed: u64) -> History {
-        const MIXES: [Mix; 8] = [
-            Mix::Everything,
-            Mix::Binds,
-            Mix::Starts,
-            Mix::Preemption,
-            Mix::Replicas,
-            Mix::Cards,
-            Mix::Everything,
-            Mix::NoPodCgroups,
+    pub fn of(seed: u64) -> OpHistory {
+        const MIXES: [EventMix; 8] = [
+            EventMix::Everything,
+            EventMix::Binds,
+            EventMix::Starts,
+            EventMix::Preemption,
+            EventMix::Replicas,
+            EventMix::Cards,
+            EventMix::Everything,
+            EventMix::NoPodCgroups,
         ];
         let mut chance = chance::of_history(seed);
         // Rare, because most invariants are switched off for one of its nodes.
         let mix = match MIXES[chance.below(MIXES.len())] {
-            Mix::NoPodCgroups if chance.below(4) > 0 => Mix::Replicas,
+            EventMix::NoPodCgroups if chance.below(4) > 0 => EventMix::Replicas,
             mix => mix,
         };
-        let mix = if seed.is_multiple_of(5) { Mix::Whole } else { mix };
+        let mix = if seed.is_multiple_of(5) { EventMix::Whole } else { mix };
         let length = 1 + chance.below(60);
-        History {
+        OpHistory {
             mix,
-            steps: (0..length).map(|_| Op::from_number(mix, chance.number())).collect(),
+            steps: (0..length).map(|_| HistoryOp::from_number(mix, chance.number())).collect(),
         }
     }
 }
 
-impl Mix {
+impl EventMix {
     /// Return the ranges of the table of steps from which two thirds of the steps are drawn.
     fn focus(self) -> &'static [(u16, u16)] {
         match self {
-            Mix::Everything => &[],
-            Mix::Binds => &[(46, 112)],
-            Mix::Starts => &[(0, 36), (113, 130), (133, 180), (229, 254), (258, 261)],
-            Mix::Preemption => &[(0, 24), (46, 63), (101, 112), (161, 180), (229, 254)],
-            Mix::Replicas => &[(46, 112), (200, 203), (229, 240), (262, 313)],
-            Mix::Cards => &[(0, 10), (121, 130), (135, 180), (188, 199), (221, 254), (314, 327)],
-            Mix::NoPodCgroups => &[(0, 36), (135, 180), (188, 196), (229, 254)],
-            Mix::Whole => &[(0, 24), (46, 63), (121, 130), (135, 180), (188, 199), (204, 254), (319, 327)],
+            EventMix::Everything => &[],
+            EventMix::Binds => &[(46, 112)],
+            EventMix::Starts => &[(0, 36), (113, 130), (133, 180), (229, 254), (258, 261)],
+            EventMix::Preemption => &[(0, 24), (46, 63), (101, 112), (161, 180), (229, 254)],
+            EventMix::Replicas => &[(46, 112), (200, 203), (229, 240), (262, 313)],
+            EventMix::Cards => &[(0, 10), (121, 130), (135, 180), (188, 199), (221, 254), (314, 327)],
+            EventMix::NoPodCgroups => &[(0, 36), (135, 180), (188, 196), (229, 254)],
+            EventMix::Whole => &[(0, 24), (46, 63), (121, 130), (135, 180), (188, 199), (204, 254), (319, 327)],
         }
     }
 }
 
-impl Op {
-    fn from_number(mix: Mix, number: u64) -> Op {
+impl HistoryOp {
+    fn from_number(mix: EventMix, number: u64) -> HistoryOp {
         let [low, high, a, b, c, flags, other, spare] = number.to_le_bytes();
         let weight = u16::from_le_bytes([low, high]);
         let focus = mix.focus();
@@ -287,7 +287,7 @@ impl Op {
         let flag = flags.is_multiple_of(2);
         let replica = spare >> 4;
         let priority = match mix {
-            Mix::Preemption => flags / 2 % 4,
+            EventMix::Preemption => flags / 2 % 4,
             _ => u8::from(flags.is_multiple_of(16)),
         };
         let fate = match b % 15 {
@@ -296,67 +296,71 @@ impl Op {
             8..=10 => Fate::Lost,
             11 => Fate::Repeated,
             // The effect of believing a wrong answer shows when another replica binds the pod.
-            _ if mix == Mix::Replicas && flags % 3 == 0 => Fate::Page(Page::MISLEADING),
+            _ if mix == EventMix::Replicas && flags % 3 == 0 => Fate::Page(ProxyResponse::MISLEADING),
             _ => Fate::Page(c),
         };
-        let how = if c.is_multiple_of(4) { Ending::Crash } else { Ending::Well };
+        let how = if c.is_multiple_of(4) {
+            ContainerEnding::Crash
+        } else {
+            ContainerEnding::Well
+        };
         match weight {
-            0..=24 => Op::Create {
+            0..=24 => HistoryOp::Create {
                 name: a,
                 shape: b,
                 priority,
             },
-            25..=30 => Op::Delete { pod: a },
-            31..=36 => Op::ForceDelete { pod: a },
-            37..=42 => Op::Recreate { pod: a },
-            43..=45 => Op::Evict { pod: a },
-            46..=63 => Op::Schedule {
+            25..=30 => HistoryOp::Delete { pod: a },
+            31..=36 => HistoryOp::ForceDelete { pod: a },
+            37..=42 => HistoryOp::Recreate { pod: a },
+            43..=45 => HistoryOp::Evict { pod: a },
+            46..=63 => HistoryOp::Schedule {
                 pod: a,
                 node: b,
                 lost: flags.is_multiple_of(4),
                 replica,
             },
-            64..=68 => Op::Bind {
+            64..=68 => HistoryOp::Bind {
                 pod: a,
                 node: b,
                 replica,
             },
-            69..=86 => Op::Call { call: a, fate },
-            87..=94 => Op::LateWrite { call: a },
-            95..=98 => Op::Sweep { replica },
-            99..=100 => Op::Tick {
+            69..=86 => HistoryOp::Call { call: a, fate },
+            87..=94 => HistoryOp::LateWrite { call: a },
+            95..=98 => HistoryOp::Sweep { replica },
+            99..=100 => HistoryOp::Tick {
                 seconds: [1, 12, 70][usize::from(a % 3)],
             },
-            101..=112 => Op::ToExtender {
+            101..=112 => HistoryOp::ToExtender {
                 replica,
                 pods: a % 6,
                 nodes: b % 3,
             },
-            113..=120 => Op::ToAgent {
+            113..=120 => HistoryOp::ToAgent {
                 node: a,
                 events: 1 + b % 4,
             },
-            121..=130 => Op::ToKubelet {
+            121..=130 => HistoryOp::ToKubelet {
                 node: a,
                 events: 1 + b % 5,
                 luck: c,
             },
-            131..=132 => Op::RelistExtender { replica },
-            133..=134 => Op::RelistAgent { node: a },
-            135..=160 => Op::Work { pod: a, luck: c },
-            161..=180 => Op::End {
+            131..=132 => HistoryOp::RelistExtender { replica },
+            133..=134 => HistoryOp::RelistAgent { node: a },
+            135..=160 => HistoryOp::Work { pod: a, luck: c },
+            161..=180 => HistoryOp::End {
                 pod: a,
                 container: b,
                 how,
             },
-            181..=183 => Op::Report { node: a },
-            184..=187 => Op::Heartbeat { node: a },
-            188..=196 => Op::Reconcile {
+            181..=183 => HistoryOp::Report { node: a },
+            184..=187 => HistoryOp::Heartbeat { node: a },
+            188..=196 => HistoryOp::Reconcile {
                 node: a,
                 events: if flag { b % 3 } else { 0 },
             },
-            197..=199 => Op::Publish { node: a },
-            200..=203 => Op::RestartExtender {
+            197..=199 => HistoryOp::Publish { node: a },
+            200..=203 => HistoryOp::RestartExtender {
                 replica,
                 leftover: match b % 5 {
                     0 => Leftover::Late,
@@ -364,28 +368,28 @@ impl Op {
                     _ => Leftover::Dropped,
                 },
             },
-            204..=205 => Op::KillAgent { node: a },
-            206..=208 => Op::KillAgentAfter { node: a, actions: b % 3 },
-            209..=214 => Op::StartAgent {
+            204..=205 => HistoryOp::KillAgent { node: a },
+            206..=208 => HistoryOp::KillAgentAfter { node: a, actions: b % 3 },
+            209..=214 => HistoryOp::StartAgent {
                 node: a,
                 reserve: u8::from(b.is_multiple_of(8)),
                 listed: flag,
             },
-            215..=217 => Op::RestartKubelet {
+            215..=217 => HistoryOp::RestartKubelet {
                 node: a,
                 registered: flag,
             },
-            218..=220 => Op::Reboot {
+            218..=220 => HistoryOp::Reboot {
                 node: a,
                 registered: flag,
             },
-            221..=224 => Op::Fail { gpu: a },
-            225..=228 => Op::Recover { gpu: a },
-            255..=257 => Op::Calm,
-            258..=261 => Op::AgentListArrives { node: a },
-            262..=269 => Op::ListArrives { replica },
-            270..=277 if mix == Mix::Replicas => Op::Tick { seconds: 1 + a % 16 },
-            278..=293 if mix == Mix::Replicas => Op::Lease {
+            221..=224 => HistoryOp::Fail { gpu: a },
+            225..=228 => HistoryOp::Recover { gpu: a },
+            255..=257 => HistoryOp::Calm,
+            258..=261 => HistoryOp::AgentListArrives { node: a },
+            262..=269 => HistoryOp::ListArrives { replica },
+            270..=277 if mix == EventMix::Replicas => HistoryOp::Tick { seconds: 1 + a % 16 },
+            278..=293 if mix == EventMix::Replicas => HistoryOp::Lease {
                 replica,
                 fate: match b % 8 {
                     0 => LeaseFate::ReadLost,
@@ -395,27 +399,27 @@ impl Op {
                     _ => LeaseFate::Answered,
                 },
             },
-            294..=297 if mix == Mix::Replicas => Op::Freeze { replica },
-            298..=303 if mix == Mix::Replicas => Op::Thaw { replica },
-            304..=307 if mix == Mix::Replicas => Op::Retire { replica },
-            308..=313 => Op::Clock {
+            294..=297 if mix == EventMix::Replicas => HistoryOp::Freeze { replica },
+            298..=303 if mix == EventMix::Replicas => HistoryOp::Thaw { replica },
+            304..=307 if mix == EventMix::Replicas => HistoryOp::Retire { replica },
+            308..=313 => HistoryOp::Clock {
                 replica,
                 seconds: i16::from_le_bytes([a, b]) / if flag { 1 } else { 1024 },
             },
-            314..=318 => Op::ReplaceCard { gpu: a },
-            319..=327 => Op::Forge {
+            314..=318 => HistoryOp::ReplaceCard { gpu: a },
+            319..=327 => HistoryOp::Forge {
                 name: a,
                 shape: b,
                 node: c,
                 gpu: flags,
                 how: match mix {
                     // As kube-scheduler binds a pod when its extenders are not asked.
-                    Mix::Whole if flag => Forgery::Nothing,
+                    EventMix::Whole if flag => Forgery::Nothing,
                     _ => Forgery::ALL[usize::from(spare) % Forgery::ALL.len()],
                 },
             },
             // 229..=254, and in worlds with one extender also the steps about several.
-            _ => Op::Hurry {
+            _ => HistoryOp::Hurry {
                 pod: a,
                 steps: if flag { 9 } else { b % 4 },
                 luck: c,

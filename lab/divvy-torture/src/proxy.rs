@@ -2,7 +2,7 @@
 
 use divvy_model::PodKey;
 
-use crate::api::Verdict;
+use crate::api::BindingVerdict;
 
 /// What happens to a request that the API server does not answer itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Passed {
 
 /// A response that does not come from the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct ProxyResponse {
     pub code: u16,
     /// The body, in which `{pod}` stands for the pod's name.
     body: &'static str,
@@ -28,8 +28,8 @@ pub struct Page {
     pub misleads: bool,
 }
 
-const fn page(code: u16, body: &'static str, passed: Passed) -> Page {
-    Page {
+const fn page(code: u16, body: &'static str, passed: Passed) -> ProxyResponse {
+    ProxyResponse {
         code,
         body,
         passed,
@@ -37,7 +37,7 @@ const fn page(code: u16, body: &'static str, passed: Passed) -> Page {
     }
 }
 
-const PAGES: [Page; 12] = [
+const PAGES: [ProxyResponse; 12] = [
     page(404, "404 page not found\n", Passed::Never),
     page(404, "<html><title>404 Not Found</title></html>", Passed::Never),
     page(
@@ -61,7 +61,7 @@ const PAGES: [Page; 12] = [
         Passed::Done,
     ),
     page(503, "upstream connect error", Passed::Late),
-    Page {
+    ProxyResponse {
         misleads: true,
         ..page(
             404,
@@ -71,11 +71,11 @@ const PAGES: [Page; 12] = [
     },
 ];
 
-impl Page {
+impl ProxyResponse {
     /// The number of the page that comes from another cluster.
     pub const MISLEADING: u8 = 11;
 
-    pub fn number(n: u8) -> Page {
+    pub fn number(n: u8) -> ProxyResponse {
         PAGES[usize::from(n) % PAGES.len()]
     }
 
@@ -85,7 +85,7 @@ impl Page {
 }
 
 /// Return the API server's own response to a Binding.
-pub fn status(verdict: &Verdict, pod: &PodKey) -> (u16, String) {
+pub fn status(verdict: &BindingVerdict, pod: &PodKey) -> (u16, String) {
     let failure = |code: u16, reason: &str, message: &str| {
         let body = format!(
             r#"{{"kind":"Status","apiVersion":"v1","metadata":{{}},"status":"Failure","message":"{message}","reason":"{reason}","details":{{"name":"{}","kind":"pods"}},"code":{code}}}"#,
@@ -94,11 +94,11 @@ pub fn status(verdict: &Verdict, pod: &PodKey) -> (u16, String) {
         (code, body)
     };
     match verdict {
-        Verdict::Created => (
+        BindingVerdict::Created => (
             201,
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}"#.to_owned(),
         ),
-        Verdict::Conflict(text) => failure(409, "Conflict", text),
-        Verdict::NotFound => failure(404, "NotFound", &format!("pods \\\"{}\\\" not found", pod.name)),
+        BindingVerdict::Conflict(text) => failure(409, "Conflict", text),
+        BindingVerdict::NotFound => failure(404, "NotFound", &format!("pods \\\"{}\\\" not found", pod.name)),
     }
 }

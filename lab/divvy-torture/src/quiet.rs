@@ -4,8 +4,8 @@
 use divvy_model::{ContainerKind, Health, MiB, Phase, Pod};
 
 use crate::Violation;
-use crate::kubelet::State;
-use crate::ops::Ending;
+use crate::kubelet::ContainerStage;
+use crate::ops::ContainerEnding;
 use crate::story::ensure;
 use crate::world::{World, request};
 
@@ -139,7 +139,7 @@ impl World {
             for _ in 0..8 {
                 for uid in node.endable() {
                     if node.kubelet.pods.get(&uid).is_some_and(|local| local.terminating) {
-                        node.end(&mut self.api, &uid, 0, Ending::Well, &mut self.story);
+                        node.end(&mut self.api, &uid, 0, ContainerEnding::Well, &mut self.story);
                     }
                 }
             }
@@ -164,11 +164,11 @@ impl World {
                     let init = node.kubelet.pods.get(&uid).and_then(|local| {
                         let mut containers = local.pod.request.containers.iter();
                         let init = containers.find(|c| c.kind == ContainerKind::Init)?;
-                        (local.state(&init.name) == State::Running).then(|| init.name.clone())
+                        (local.state(&init.name) == ContainerStage::Running).then(|| init.name.clone())
                     });
                     let position = |name: String| node.cgroups.get(&uid)?.running.keys().position(|other| *other == name);
                     if let Some(position) = init.and_then(position) {
-                        node.end(api, &uid, position, Ending::Well, story);
+                        node.end(api, &uid, position, ContainerEnding::Well, story);
                     }
                 }
             }
@@ -213,7 +213,7 @@ impl World {
             node.kubelet_sees(&mut self.api, usize::MAX, 1, &mut self.story)?;
             for _ in 0..8 {
                 for uid in node.endable() {
-                    node.end(&mut self.api, &uid, 0, Ending::Well, &mut self.story);
+                    node.end(&mut self.api, &uid, 0, ContainerEnding::Well, &mut self.story);
                 }
             }
         }

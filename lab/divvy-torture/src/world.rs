@@ -11,17 +11,17 @@ use divvy_model::{
 };
 
 use crate::Violation;
-use crate::api::{Api, GIB};
-use crate::extender::{Extender, late_write};
+use crate::api::{ApiModel, GIB};
+use crate::extender::{ExtenderRun, late_write};
 use crate::node::SimNode;
-use crate::ops::{Fate, Forgery, LeaseFate, Mix, Op};
+use crate::ops::{EventMix, Fate, Forgery, HistoryOp, LeaseFate};
 use crate::story::{Story, ensure};
 use crate::whole;
 
 mod checks;
 mod scheduler;
 
-use scheduler::Scheduler;
+use scheduler::SimScheduler;
 
 /// The names of pods. There are only a few, so that names are reused.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -30,19 +30,19 @@ const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 const PRIORITIES: [i32; 4] = [0, 10, 20, 0];
 
 /// The nodes by name, each with the sizes of its GPUs in units.
-type Nodes = &'static [(&'static str, &'static [u64])];
+type WorldNodes = &'static [(&'static str, &'static [u64])];
 
-fn nodes(mix: Mix) -> Nodes {
+fn nodes(mix: EventMix) -> WorldNodes {
     match mix {
-        Mix::Preemption | Mix::Whole => &[("n1", &[4]), ("n2", &[6, 4, 4])],
+        EventMix::Preemption | EventMix::Whole => &[("n1", &[4]), ("n2", &[6, 4, 4])],
         _ => &[("n1", &[4]), ("n2", &[6, 4])],
     }
 }
 
 /// The number of GPUs over which the requests are spread, and the pod's containers with their requests.
-type Shape = (u32, &'static [(&'static str, ContainerKind, u64)]);
+type PodShape = (u32, &'static [(&'static str, ContainerKind, u64)]);
 
-fn shapes() -> [Shape; 10] {
+fn shapes() -> [PodShape; 10] {
     [
         (1, &[("m", App, 1)]),
         (1, &[("m", App, 2)]),
@@ -85,13 +85,13 @@ pub fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
 /// The simulated world.
 #[derive(Debug)]
 pub struct World {
-    pub api: Api,
+    pub api: ApiModel,
     /// A single extender, or several replicas, one of which is the leader.
-    pub extenders: Vec<Extender>,
-    pub scheduler: Scheduler,
+    pub extenders: Vec<ExtenderRun>,
+    pub scheduler: SimScheduler,
     pub nodes: Vec<SimNode>,
     pub story: Story,
-    mix: Mix,
+    mix: EventMix,
     /// The nodes that the current step has changed.
     touched: BTreeSet<usize>,
     /// The position in the history of pods up to which the ledger has been checked.
@@ -106,21 +106,21 @@ fn pick<T: Clone>(items: impl IntoIterator<Item = T>, n: u8) -> Option<T> {
 
 impl World {
     /// Create nodes with running agents, and extenders that know these nodes.
-    pub fn new(mix: Mix, told: bool) -> Result<World, Violation> {
-        let mut api = Api::default();
+    pub fn new(mix: EventMix, told: bool) -> Result<World, Violation> {
+        let mut api = ApiModel::default();
         // Clocks that are set back do not go before 1970.
         api.tick(1_000_000_000_000_000);
         let mut nodes = nodes(mix)
             .iter()
-            .map(|(name, units)| SimNode::new(name, units, mix == Mix::Whole, &mut api))
+            .map(|(name, units)| SimNode::new(name, units, mix == EventMix::Whole, &mut api))
             .collect::<Result<Vec<_>, _>>()?;
-        nodes[0].no_pod_cgroups = mix == Mix::NoPodCgroups;
-        let replicas = if mix == Mix::Replicas { 2 } else { 1 };
-        let extenders = (0..replicas).map(|_| Extender::new(&mut api, replicas == 1)).collect();
+        nodes[0].no_pod_cgroups = mix == EventMix::NoPodCgroups;
+        let replicas = if mix == EventMix::Replicas { 2 } else { 1 };
+        let extenders = (0..replicas).map(|_| ExtenderRun::new(&mut api, replicas == 1)).collect();
         let mut world = World {
             api,
             extenders,
-            scheduler: Scheduler::default(),
+            scheduler: SimScheduler::default(),
             nodes,
             story: Story::new(told),
             mix,
@@ -133,7 +133,7 @@ impl World {
     }
 
     /// Take one step and check the invariants.
-    pub fn step(&mut self, op: Op) -> Result<(), Violation> {
+    pub fn step(&mut self, op: HistoryOp) -> Result<(), Violation> {
         self.tick(1_000_000)?;
         self.apply(op)?;
         self.replace_evicted();
@@ -179,7 +179,7 @@ impl World {
 
     /// Return the replica that is the leader and is not frozen.
     pub fn leader(&self) -> Option<usize> {
-        let leads = |extender: &Extender| !extender.frozen && extender.leads(&self.api);
+        let leads = |extender: &ExtenderRun| !extender.frozen && extender.leads(&self.api);
         self.extenders.iter().position(leads)
     }
 
@@ -206,29 +206,29 @@ impl World {
         Some(node)
     }
 
-    fn apply(&mut self, op: Op) -> Result<(), Violation> {
+    fn apply(&mut self, op: HistoryOp) -> Result<(), Violation> {
         match op {
-            Op::Create { name, shape, priority } => self.create(name, shape, priority),
-            Op::Forge {
+            HistoryOp::Create { name, shape, priority } => self.create(name, shape, priority),
+            HistoryOp::Forge {
                 name,
                 shape,
                 node,
                 gpu,
                 how,
             } => self.forge(name, shape, node, gpu, how),
-            Op::Delete { pod } => {
+            HistoryOp::Delete { pod } => {
                 if let Some(pod) = pick(self.all_pods(), pod) {
                     self.story.tell(|| format!("deletion of {} is requested", pod.uid));
                     self.api.delete(&pod.uid);
                 }
             }
-            Op::ForceDelete { pod } => {
+            HistoryOp::ForceDelete { pod } => {
                 if let Some(pod) = pick(self.all_pods(), pod) {
                     self.story.tell(|| format!("{} is force-deleted", pod.uid));
                     self.api.remove(&pod.uid);
                 }
             }
-            Op::Recreate { pod } => {
+            HistoryOp::Recreate { pod } => {
                 if let Some(pod) = pick(self.all_pods(), pod) {
                     self.api.remove(&pod.uid);
                     let uid = self.api.create(&pod.name, pod.request.clone(), pod.priority);
@@ -236,7 +236,7 @@ impl World {
                         .tell(|| format!("{} is force-deleted and created again: {uid:?}", pod.uid));
                 }
             }
-            Op::Evict { pod } => {
+            HistoryOp::Evict { pod } => {
                 if let Some(pod) = pick(self.all_pods(), pod)
                     && let Some(node) = self.home(&pod.uid)
                 {
@@ -244,20 +244,20 @@ impl World {
                     self.nodes[node].evict(&mut self.api, &pod.uid);
                 }
             }
-            Op::Schedule {
+            HistoryOp::Schedule {
                 pod,
                 node,
                 lost,
                 replica,
             } => self.schedule_one(pod, node, lost, replica)?,
-            Op::Bind { pod, node, replica } => {
+            HistoryOp::Bind { pod, node, replica } => {
                 let node = usize::from(node) % self.nodes.len();
                 if let Some(pod) = pick(self.all_pods(), pod) {
                     let replica = self.replica(replica);
                     self.bind(replica, &pod, node)?;
                 }
             }
-            Op::Call { call, fate } => match pick(self.calls(fate), call) {
+            HistoryOp::Call { call, fate } => match pick(self.calls(fate), call) {
                 Some((replica, call)) => {
                     let World {
                         extenders, api, story, ..
@@ -268,7 +268,7 @@ impl World {
                 }
                 None => self.schedule_one(call, call, false, call)?,
             },
-            Op::LateWrite { call } => {
+            HistoryOp::LateWrite { call } => {
                 if self.api.late.is_empty() {
                     self.schedule_one(call, call, true, call)?;
                 } else {
@@ -278,24 +278,24 @@ impl World {
                     late_write(&mut self.api, call, &mut self.story)?;
                 }
             }
-            Op::Tick { seconds } => {
+            HistoryOp::Tick { seconds } => {
                 self.story.tell(|| format!("{seconds} s pass"));
                 self.tick(u64::from(seconds) * 1_000_000_000)?;
             }
-            Op::Sweep { replica }
-            | Op::ToExtender { replica, .. }
-            | Op::RelistExtender { replica }
-            | Op::ListArrives { replica }
-            | Op::RestartExtender { replica, .. }
-            | Op::Retire { replica }
-            | Op::Lease { replica, .. }
-            | Op::Freeze { replica }
-            | Op::Thaw { replica }
-            | Op::Clock { replica, .. } => {
+            HistoryOp::Sweep { replica }
+            | HistoryOp::ToExtender { replica, .. }
+            | HistoryOp::RelistExtender { replica }
+            | HistoryOp::ListArrives { replica }
+            | HistoryOp::RestartExtender { replica, .. }
+            | HistoryOp::Retire { replica }
+            | HistoryOp::Lease { replica, .. }
+            | HistoryOp::Freeze { replica }
+            | HistoryOp::Thaw { replica }
+            | HistoryOp::Clock { replica, .. } => {
                 let replica = self.replica(replica);
                 self.on_extender(replica, op)?;
             }
-            Op::Work { pod, luck } => {
+            HistoryOp::Work { pod, luck } => {
                 let live = |node: &SimNode| -> Vec<String> {
                     let live = node.kubelet.pods.iter().filter(|(_, local)| local.is_live());
                     let creating = node.creating.keys().map(|(uid, _)| uid);
@@ -309,7 +309,7 @@ impl World {
                     self.nodes[node].work(&mut self.api, &uid, luck, &mut self.story)?;
                 }
             }
-            Op::End { pod, container, how } => {
+            HistoryOp::End { pod, container, how } => {
                 if let Some(uid) = pick(self.nodes.iter().flat_map(SimNode::endable).collect::<Vec<_>>(), pod)
                     && let Some(node) = self.home(&uid)
                 {
@@ -317,7 +317,7 @@ impl World {
                     self.nodes[node].end(&mut self.api, &uid, usize::from(container), how, &mut self.story);
                 }
             }
-            Op::ReplaceCard { gpu } => {
+            HistoryOp::ReplaceCard { gpu } => {
                 if let Some((node, gpu)) = pick(self.all_gpus(), gpu) {
                     self.touched.insert(node);
                     let uuid = self.nodes[node].gpus[gpu].uuid.clone();
@@ -327,30 +327,30 @@ impl World {
                     }
                 }
             }
-            Op::Fail { gpu } => self.set_health(gpu, Health::Failed),
-            Op::Recover { gpu } => self.set_health(gpu, Health::Ok),
-            Op::Hurry { pod, steps, luck } => {
+            HistoryOp::Fail { gpu } => self.set_health(gpu, Health::Failed),
+            HistoryOp::Recover { gpu } => self.set_health(gpu, Health::Ok),
+            HistoryOp::Hurry { pod, steps, luck } => {
                 if let Some(pod) = pick(self.all_pods(), pod) {
                     self.hurry(&pod.uid, steps, luck)?;
                 }
             }
-            Op::Calm => {
+            HistoryOp::Calm => {
                 self.story.tell(|| "everything in progress arrives".to_owned());
                 self.calm()?;
             }
-            Op::ToAgent { .. }
-            | Op::ToKubelet { .. }
-            | Op::RelistAgent { .. }
-            | Op::AgentListArrives { .. }
-            | Op::Report { .. }
-            | Op::Heartbeat { .. }
-            | Op::Reconcile { .. }
-            | Op::Publish { .. }
-            | Op::KillAgent { .. }
-            | Op::KillAgentAfter { .. }
-            | Op::StartAgent { .. }
-            | Op::RestartKubelet { .. }
-            | Op::Reboot { .. } => self.on_node(op)?,
+            HistoryOp::ToAgent { .. }
+            | HistoryOp::ToKubelet { .. }
+            | HistoryOp::RelistAgent { .. }
+            | HistoryOp::AgentListArrives { .. }
+            | HistoryOp::Report { .. }
+            | HistoryOp::Heartbeat { .. }
+            | HistoryOp::Reconcile { .. }
+            | HistoryOp::Publish { .. }
+            | HistoryOp::KillAgent { .. }
+            | HistoryOp::KillAgentAfter { .. }
+            | HistoryOp::StartAgent { .. }
+            | HistoryOp::RestartKubelet { .. }
+            | HistoryOp::Reboot { .. } => self.on_node(op)?,
         }
         Ok(())
     }
@@ -364,7 +364,7 @@ impl World {
             .collect()
     }
 
-    fn on_extender(&mut self, replica: usize, op: Op) -> Result<(), Violation> {
+    fn on_extender(&mut self, replica: usize, op: HistoryOp) -> Result<(), Violation> {
         let World {
             extenders, api, story, ..
         } = self;
@@ -376,44 +376,44 @@ impl World {
         };
         let extender = &mut extenders[replica];
         match op {
-            Op::RestartExtender { leftover, .. } => {
+            HistoryOp::RestartExtender { leftover, .. } => {
                 story.tell(|| format!("{who} is restarted; Bindings in progress: {leftover:?}"));
                 return extender.restart(api, leftover, story);
             }
-            Op::Freeze { .. } if several && !extender.frozen => {
+            HistoryOp::Freeze { .. } if several && !extender.frozen => {
                 story.tell(|| format!("{who} is frozen"));
                 extender.frozen = true;
             }
-            Op::Thaw { .. } if extender.frozen => {
+            HistoryOp::Thaw { .. } if extender.frozen => {
                 story.tell(|| format!("{who} continues"));
                 extender.frozen = false;
             }
-            Op::Clock { seconds, .. } => {
+            HistoryOp::Clock { seconds, .. } => {
                 story.tell(|| format!("the wall clock of {who} is changed by {seconds} s"));
                 extender.wall_s += i64::from(seconds);
             }
             _ if extender.frozen => {}
-            Op::Sweep { .. } => {
+            HistoryOp::Sweep { .. } => {
                 story.tell(|| format!("{who} checks its reservations"));
                 extender.sweep(api, story)?;
             }
-            Op::ToExtender { pods, nodes, .. } => {
+            HistoryOp::ToExtender { pods, nodes, .. } => {
                 story.tell(|| format!("{who} sees {pods} events of pods and {nodes} of nodes"));
                 extender.watch(api, usize::from(pods), usize::from(nodes), story)?;
             }
-            Op::RelistExtender { .. } => {
+            HistoryOp::RelistExtender { .. } => {
                 story.tell(|| format!("{who} lists pods and nodes again"));
                 extender.ask(api);
             }
-            Op::ListArrives { .. } if extender.listing.is_some() => {
+            HistoryOp::ListArrives { .. } if extender.listing.is_some() => {
                 story.tell(|| format!("the list of pods arrives at {who}"));
                 extender.list_arrives(api, story)?;
             }
-            Op::Retire { .. } if several && extender.retire(api) => {
+            HistoryOp::Retire { .. } if several && extender.retire(api) => {
                 story.tell(|| format!("{who} ends, gives the lease back, and starts again"));
                 extender.restart(api, crate::ops::Leftover::Late, story)?;
             }
-            Op::Lease { fate, .. } => {
+            HistoryOp::Lease { fate, .. } => {
                 story.tell(|| format!("{who} checks the lease: {fate:?}"));
                 extender.check_lease(api, fate, story)?;
             }
@@ -422,20 +422,20 @@ impl World {
         Ok(())
     }
 
-    fn on_node(&mut self, op: Op) -> Result<(), Violation> {
-        let (Op::ToAgent { node, .. }
-        | Op::ToKubelet { node, .. }
-        | Op::RelistAgent { node }
-        | Op::AgentListArrives { node }
-        | Op::Report { node }
-        | Op::Heartbeat { node }
-        | Op::Reconcile { node, .. }
-        | Op::Publish { node }
-        | Op::KillAgent { node }
-        | Op::KillAgentAfter { node, .. }
-        | Op::StartAgent { node, .. }
-        | Op::RestartKubelet { node, .. }
-        | Op::Reboot { node, .. }) = op
+    fn on_node(&mut self, op: HistoryOp) -> Result<(), Violation> {
+        let (HistoryOp::ToAgent { node, .. }
+        | HistoryOp::ToKubelet { node, .. }
+        | HistoryOp::RelistAgent { node }
+        | HistoryOp::AgentListArrives { node }
+        | HistoryOp::Report { node }
+        | HistoryOp::Heartbeat { node }
+        | HistoryOp::Reconcile { node, .. }
+        | HistoryOp::Publish { node }
+        | HistoryOp::KillAgent { node }
+        | HistoryOp::KillAgentAfter { node, .. }
+        | HistoryOp::StartAgent { node, .. }
+        | HistoryOp::RestartKubelet { node, .. }
+        | HistoryOp::Reboot { node, .. }) = op
         else {
             return Ok(());
         };
@@ -444,54 +444,54 @@ impl World {
         let node = &mut nodes[index];
         let name = node.name.clone();
         match op {
-            Op::ToAgent { events, .. } => {
+            HistoryOp::ToAgent { events, .. } => {
                 story.tell(|| format!("the agent of {name} sees {events} events"));
                 node.agent_sees(api, usize::from(events), story)?;
             }
-            Op::ToKubelet { events, luck, .. } => {
+            HistoryOp::ToKubelet { events, luck, .. } => {
                 story.tell(|| format!("the kubelet of {name} sees {events} events"));
                 node.kubelet_sees(api, usize::from(events), luck, story)?;
             }
-            Op::RelistAgent { .. } => {
+            HistoryOp::RelistAgent { .. } => {
                 story.tell(|| format!("the agent of {name} lists its pods again"));
                 node.relist_agent(api);
             }
-            Op::AgentListArrives { .. } => {
+            HistoryOp::AgentListArrives { .. } => {
                 story.tell(|| format!("the list of pods arrives at the agent of {name}, if it is waiting for one"));
                 node.list_arrives(story)?;
             }
-            Op::Report { .. } => node.report_all(api),
-            Op::Heartbeat { .. } => {
+            HistoryOp::Report { .. } => node.report_all(api),
+            HistoryOp::Heartbeat { .. } => {
                 story.tell(|| format!("the kubelet of {name} writes the node's status"));
                 node.heartbeat(api);
             }
-            Op::Reconcile { events, .. } => {
+            HistoryOp::Reconcile { events, .. } => {
                 story.tell(|| format!("the agent of {name} reconciles, and sees {events} events before it decides"));
                 node.reconcile(api, usize::from(events), story)?;
             }
-            Op::Publish { .. } => {
+            HistoryOp::Publish { .. } => {
                 story.tell(|| format!("the agent of {name} publishes its inventory"));
                 node.publish(api);
             }
-            Op::KillAgent { .. } => {
+            HistoryOp::KillAgent { .. } => {
                 story.tell(|| format!("the agent of {name} is killed"));
                 node.kill_agent();
             }
-            Op::KillAgentAfter { actions, .. } => {
+            HistoryOp::KillAgentAfter { actions, .. } => {
                 story.tell(|| format!("the agent of {name} will be killed after {actions} actions"));
                 if let Some(agent) = &mut node.agent {
                     agent.dies_after = Some(actions);
                 }
             }
-            Op::StartAgent { reserve, listed, .. } => {
+            HistoryOp::StartAgent { reserve, listed, .. } => {
                 story.tell(|| format!("the agent of {name} starts, {reserve} units reserved, has listed: {listed}"));
                 node.start_agent(api, MiB(u64::from(reserve) * GIB), listed, story)?;
             }
-            Op::RestartKubelet { registered, .. } => {
+            HistoryOp::RestartKubelet { registered, .. } => {
                 story.tell(|| format!("the kubelet of {name} is restarted, the agent registers before pods: {registered}"));
                 node.restart_kubelet(api, registered, story)?;
             }
-            Op::Reboot { registered, .. } => {
+            HistoryOp::Reboot { registered, .. } => {
                 story.tell(|| format!("{name} is rebooted, the agent registers before pods: {registered}"));
                 node.reboot(api, registered, story)?;
             }
@@ -506,7 +506,7 @@ impl World {
             .iter()
             .filter(|name| !self.api.pods.contains_key(&crate::api::key(name)));
         let name = pick(free, name)?;
-        if self.mix == Mix::Whole && shape.is_multiple_of(2) {
+        if self.mix == EventMix::Whole && shape.is_multiple_of(2) {
             let shape = WHOLE_SHAPES[usize::from(shape / 2) % WHOLE_SHAPES.len()];
             return Some((name, whole::request(shape)));
         }
@@ -704,7 +704,7 @@ impl World {
             let runs = |name: &String| node.cgroups.get(uid).is_some_and(|cgroup| cgroup.running.contains_key(name));
             if let Some(name) = init.filter(runs) {
                 let position = node.cgroups[uid].running.keys().position(|other| *other == name).unwrap();
-                node.end(api, uid, position, crate::ops::Ending::Well, story);
+                node.end(api, uid, position, crate::ops::ContainerEnding::Well, story);
             }
         }
         Ok(())

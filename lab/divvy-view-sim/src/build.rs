@@ -13,20 +13,20 @@ const MIB: u64 = 1 << 20;
 
 /// A node with its GPUs and its pods.
 #[derive(Debug, Clone)]
-pub struct Machine {
+pub struct ViewSimNode {
     /// The node's name.
     pub name: String,
-    gpus: Vec<Gpu>,
+    gpus: Vec<ViewSimGpu>,
     /// The GPUs of which some of `gpus` are parts.
-    divided: Vec<Gpu>,
-    pods: Vec<Share>,
+    divided: Vec<ViewSimGpu>,
+    pods: Vec<ViewSimShare>,
     trouble: Option<String>,
     silent: Option<String>,
     measured: bool,
 }
 
 #[derive(Debug, Clone)]
-struct Gpu {
+struct ViewSimGpu {
     uuid: String,
     index: u32,
     model: String,
@@ -40,7 +40,7 @@ struct Gpu {
 
 /// A pod's share of a GPU.
 #[derive(Debug, Clone)]
-pub struct Share {
+pub struct ViewSimShare {
     namespace: String,
     name: String,
     gpu: usize,
@@ -52,10 +52,10 @@ pub struct Share {
     denied: Option<u64>,
 }
 
-impl Share {
+impl ViewSimShare {
     /// A pod with so many GiB of the GPU at this position.
-    pub fn new(namespace: &str, name: &str, gpu: usize, gib: u64) -> Share {
-        Share {
+    pub fn new(namespace: &str, name: &str, gpu: usize, gib: u64) -> ViewSimShare {
+        ViewSimShare {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             gpu,
@@ -69,17 +69,17 @@ impl Share {
     }
 
     /// A pod that has the whole GPU.
-    pub fn whole(namespace: &str, name: &str, gpu: usize) -> Share {
-        Share {
+    pub fn whole(namespace: &str, name: &str, gpu: usize) -> ViewSimShare {
+        ViewSimShare {
             whole: true,
-            ..Share::new(namespace, name, gpu, 0)
+            ..ViewSimShare::new(namespace, name, gpu, 0)
         }
     }
 
     /// What it uses: MiB, and percent of the time.
     #[must_use]
-    pub fn uses(self, mib: u64, busy: u64) -> Share {
-        Share {
+    pub fn uses(self, mib: u64, busy: u64) -> ViewSimShare {
+        ViewSimShare {
             used: mib,
             busy: u32::try_from(busy.min(100)).unwrap_or(100),
             ..self
@@ -88,8 +88,8 @@ impl Share {
 
     /// It uses more than its share, and does so in a way that the agent has noticed.
     #[must_use]
-    pub fn escapes(self, kind: EscapeKind, denied: u64) -> Share {
-        Share {
+    pub fn escapes(self, kind: EscapeKind, denied: u64) -> ViewSimShare {
+        ViewSimShare {
             escapes: vec![kind],
             denied: Some(denied),
             ..self
@@ -101,11 +101,11 @@ impl Share {
     }
 }
 
-impl Machine {
+impl ViewSimNode {
     /// A machine with equal GPUs.
-    pub fn new(name: impl Into<String>, model: &str, gib: u64, gpus: u32) -> Machine {
+    pub fn new(name: impl Into<String>, model: &str, gib: u64, gpus: u32) -> ViewSimNode {
         let name = name.into();
-        let gpu = |index: u32| Gpu {
+        let gpu = |index: u32| ViewSimGpu {
             uuid: format!("GPU-{name}-{index}"),
             index,
             model: model.to_owned(),
@@ -116,7 +116,7 @@ impl Machine {
             held: 0,
             watts: 60 + u64::from(index) * 3,
         };
-        Machine {
+        ViewSimNode {
             gpus: (0..gpus).map(gpu).collect(),
             divided: Vec::new(),
             name,
@@ -129,10 +129,10 @@ impl Machine {
 
     /// Divide the GPU at this position into MIG devices: `(profile, GiB)`.
     #[must_use]
-    pub fn divided(mut self, at: usize, parts: &[(&str, u64)]) -> Machine {
+    pub fn divided(mut self, at: usize, parts: &[(&str, u64)]) -> ViewSimNode {
         let mut whole = self.gpus.remove(at);
         whole.gib = parts.iter().map(|(_, gib)| gib).sum();
-        let part = |(number, (profile, gib)): (usize, &(&str, u64))| Gpu {
+        let part = |(number, (profile, gib)): (usize, &(&str, u64))| ViewSimGpu {
             uuid: format!("MIG-{}-{number}", whole.uuid),
             index: (whole.index + 1) * 100 + u32::try_from(number).unwrap_or(0),
             model: format!("{} MIG {profile}", whole.model),
@@ -143,7 +143,7 @@ impl Machine {
             }),
             ..whole.clone()
         };
-        let parts: Vec<Gpu> = parts.iter().enumerate().map(part).collect();
+        let parts: Vec<ViewSimGpu> = parts.iter().enumerate().map(part).collect();
         self.gpus.splice(at..at, parts);
         self.divided.push(whole);
         self
@@ -151,7 +151,7 @@ impl Machine {
 
     /// The GPU at this position does not work.
     #[must_use]
-    pub fn broken(mut self, at: usize, health: Health, reason: &str) -> Machine {
+    pub fn broken(mut self, at: usize, health: Health, reason: &str) -> ViewSimNode {
         self.gpus[at].health = health;
         self.gpus[at].reason = Some(reason.to_owned());
         self
@@ -159,15 +159,15 @@ impl Machine {
 
     /// Pods that have ended still hold so many MiB of the GPU at this position.
     #[must_use]
-    pub fn held(mut self, at: usize, mib: u64) -> Machine {
+    pub fn held(mut self, at: usize, mib: u64) -> ViewSimNode {
         self.gpus[at].held = mib;
         self
     }
 
     /// Containers get no driver libraries.
     #[must_use]
-    pub fn trouble(self, text: &str) -> Machine {
-        Machine {
+    pub fn trouble(self, text: &str) -> ViewSimNode {
+        ViewSimNode {
             trouble: Some(text.to_owned()),
             ..self
         }
@@ -175,8 +175,8 @@ impl Machine {
 
     /// The agent gives no answer.
     #[must_use]
-    pub fn silent(self, why: &str) -> Machine {
-        Machine {
+    pub fn silent(self, why: &str) -> ViewSimNode {
+        ViewSimNode {
             silent: Some(why.to_owned()),
             ..self
         }
@@ -184,13 +184,13 @@ impl Machine {
 
     /// The agent was not asked.
     #[must_use]
-    pub fn not_asked(self) -> Machine {
-        Machine { measured: false, ..self }
+    pub fn not_asked(self) -> ViewSimNode {
+        ViewSimNode { measured: false, ..self }
     }
 
     /// Add a pod.
     #[must_use]
-    pub fn pod(mut self, pod: Share) -> Machine {
+    pub fn pod(mut self, pod: ViewSimShare) -> ViewSimNode {
         self.pods.push(pod);
         self
     }
@@ -282,14 +282,14 @@ impl Machine {
 
     fn usage(&self, now: u64) -> Usage {
         let on = |at: usize| self.pods.iter().filter(move |pod| pod.gpu == at);
-        let gpu = |(at, gpu): (usize, &Gpu)| GpuUsage {
+        let gpu = |(at, gpu): (usize, &ViewSimGpu)| GpuUsage {
             uuid: gpu.uuid.clone(),
             memory_bytes: Some(gpu.gib * 1024 * MIB),
             used_bytes: Some((450 + gpu.held + on(at).map(|pod| pod.used).sum::<u64>()) * MIB),
             busy_percent: Some(on(at).map(|pod| pod.busy).sum::<u32>().min(100)),
             ..GpuUsage::default()
         };
-        let with_chip = |gpu: &Gpu, of: GpuUsage| {
+        let with_chip = |gpu: &ViewSimGpu, of: GpuUsage| {
             let busy = of.busy_percent.unwrap_or(0);
             GpuUsage {
                 power_milliwatts: Some((gpu.watts + u64::from(busy) * 3) * 1000),
@@ -308,7 +308,7 @@ impl Machine {
             });
         }
         for whole in &self.divided {
-            let is_part = |gpu: &Gpu| gpu.parent.as_ref().is_some_and(|of| of.parent == whole.uuid);
+            let is_part = |gpu: &ViewSimGpu| gpu.parent.as_ref().is_some_and(|of| of.parent == whole.uuid);
             let parts: Vec<GpuUsage> = self.gpus.iter().enumerate().filter(|(_, of)| is_part(of)).map(gpu).collect();
             let busy: u32 = parts.iter().filter_map(|part| part.busy_percent).sum();
             let of = GpuUsage {
@@ -321,8 +321,8 @@ impl Machine {
             gpus.push(with_chip(whole, of));
         }
         // NVML measures how busy a MIG device of an H100 is, and not how busy each process keeps it.
-        let busy = |pod: &Share| Some(pod.busy).filter(|_| self.gpus[pod.gpu].parent.is_none());
-        let container = |pod: &Share| ContainerUsage {
+        let busy = |pod: &ViewSimShare| Some(pod.busy).filter(|_| self.gpus[pod.gpu].parent.is_none());
+        let container = |pod: &ViewSimShare| ContainerUsage {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             uid: pod.uid(),

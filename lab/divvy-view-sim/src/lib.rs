@@ -9,9 +9,9 @@ mod mixed;
 use std::collections::BTreeMap;
 
 use divvy_model::usage::Usage;
-use divvy_view::{NoUsage, View, Waiting, view};
+use divvy_view::{NoUsage, View, WaitingPod, view};
 
-pub use build::{Machine, Share};
+pub use build::{ViewSimNode, ViewSimShare};
 pub use mixed::{HOSTILE, mixed};
 
 /// When the first step is, in seconds since 1970.
@@ -19,7 +19,7 @@ const START: u64 = 1_795_845_600;
 
 /// A cluster at one time.
 #[derive(Debug, Clone, Default)]
-pub struct Cluster {
+pub struct ClusterMoment {
     /// The time, in seconds since 1970: each step is a minute.
     pub at: u64,
     /// The allocations.
@@ -27,16 +27,16 @@ pub struct Cluster {
     /// What the agents answer, by node.
     pub usage: BTreeMap<String, Result<Usage, NoUsage>>,
     /// The pods that wait.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<WaitingPod>,
 }
 
-impl Cluster {
+impl ClusterMoment {
     /// Make a cluster of these machines.
-    pub fn of(machines: &[Machine], step: u64) -> Cluster {
-        let nodes: Vec<_> = machines.iter().map(Machine::node).collect();
-        let pods: Vec<_> = machines.iter().flat_map(Machine::pods).collect();
+    pub fn of(machines: &[ViewSimNode], step: u64) -> ClusterMoment {
+        let nodes: Vec<_> = machines.iter().map(ViewSimNode::node).collect();
+        let pods: Vec<_> = machines.iter().flat_map(ViewSimNode::pods).collect();
         let at = START + step * 60;
-        Cluster {
+        ClusterMoment {
             at,
             view: view(&nodes, &pods),
             usage: machines
@@ -49,11 +49,11 @@ impl Cluster {
 }
 
 /// Make a cluster of equal machines with eight GPUs, each with so many pods. `step` changes what they use.
-pub fn equal(machines: u64, pods: u64, step: u64) -> Cluster {
+pub fn equal(machines: u64, pods: u64, step: u64) -> ClusterMoment {
     let names = ["trainer", "notebook", "inference", "embedding", "batch"];
     let namespaces = ["research", "platform", "team-a", "team-b", "vision", "audio"];
     let one = |number: u64| {
-        let mut machine = Machine::new(format!("gpu-{number:04}"), "NVIDIA A100-SXM4-80GB", 80, 8);
+        let mut machine = ViewSimNode::new(format!("gpu-{number:04}"), "NVIDIA A100-SXM4-80GB", 80, 8);
         for at in 0..8 * pods {
             let seed = number * 8 * pods + at;
             let name = format!(
@@ -64,10 +64,11 @@ pub fn equal(machines: u64, pods: u64, step: u64) -> Cluster {
             let namespace = namespaces[(seed / 3 % 6) as usize];
             let gib = 8 + seed % 12;
             let used = gib * 1024 * ((seed * 7 + step) % 100) / 100;
-            machine = machine.pod(Share::new(namespace, &name, (at / pods) as usize, gib).uses(used, (seed * 11 + step) % 101));
+            machine =
+                machine.pod(ViewSimShare::new(namespace, &name, (at / pods) as usize, gib).uses(used, (seed * 11 + step) % 101));
         }
         machine
     };
-    let machines: Vec<Machine> = (0..machines).map(one).collect();
-    Cluster::of(&machines, step)
+    let machines: Vec<ViewSimNode> = (0..machines).map(one).collect();
+    ClusterMoment::of(&machines, step)
 }

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use divvy_page::{Measured, Scene};
+use divvy_page::{ClusterScene, MeasuredUsage};
 use divvy_view_sim::{HOSTILE, mixed};
-use divvy_web::{Gate, Hosts, Hub, Impatient, LocalToken, Refused, router};
+use divvy_web::{Gate, Hosts, Impatient, LocalToken, PageHub, TokenRefusal, router};
 use futures::future::BoxFuture;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -29,12 +29,12 @@ struct Expiring {
 }
 
 impl Gate for Expiring {
-    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), Refused>> {
+    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), TokenRefusal>> {
         let why = "The API server gave no answer.".to_owned();
         match self.state.load(Ordering::SeqCst) {
             0 => self.local.check(token),
-            1 => Box::pin(std::future::ready(Err(Refused::Unknown))),
-            _ => Box::pin(std::future::ready(Err(Refused::Unavailable { why }))),
+            1 => Box::pin(std::future::ready(Err(TokenRefusal::Unknown))),
+            _ => Box::pin(std::future::ready(Err(TokenRefusal::Unavailable { why }))),
         }
     }
 
@@ -44,19 +44,19 @@ impl Gate for Expiring {
 }
 
 /// The cluster, and what happened to it.
-struct Story {
+struct CheckStory {
     step: u64,
     gone: BTreeSet<String>,
     plain: bool,
 }
 
-impl Story {
-    fn scene(&self) -> Scene {
+impl CheckStory {
+    fn scene(&self) -> ClusterScene {
         let mut cluster = mixed(self.step);
         cluster.view.nodes.retain(|node| !self.gone.contains(&node.name));
         let at = cluster.at;
-        let measured = |usage| Measured { at, usage };
-        let mut scene = Scene {
+        let measured = |usage| MeasuredUsage { at, usage };
+        let mut scene = ClusterScene {
             at,
             view: cluster.view,
             answers: cluster
@@ -89,12 +89,12 @@ impl Story {
 async fn main() -> std::io::Result<()> {
     let has = |flag: &str| std::env::args().any(|argument| argument == flag);
     let moving = has("--moving");
-    let mut story = Story {
+    let mut story = CheckStory {
         step: 0,
         gone: BTreeSet::new(),
         plain: has("--plain"),
     };
-    let hub = Arc::new(Hub::new());
+    let hub = Arc::new(PageHub::new());
     // The last hour.
     for step in 0..=75 {
         story.step = step;

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::Bench;
+use super::DriverBench;
 
 /// Where the container has libraries.
 pub(crate) const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
@@ -19,15 +19,15 @@ pub(crate) fn possible(contain: &Path) -> Result<()> {
 }
 
 /// A program to run in a container that has this machine's files, and others in their place.
-pub(crate) struct Container<'b> {
-    bench: &'b Bench,
+pub(crate) struct BenchContainer<'b> {
+    bench: &'b DriverBench,
     mounts: Vec<(PathBuf, PathBuf)>,
     variables: Vec<(&'static str, PathBuf)>,
 }
 
-impl<'b> Container<'b> {
-    pub(crate) fn new(bench: &'b Bench) -> Container<'b> {
-        Container {
+impl<'b> BenchContainer<'b> {
+    pub(crate) fn new(bench: &'b DriverBench) -> BenchContainer<'b> {
+        BenchContainer {
             bench,
             mounts: vec![(bench.packages.clone(), bench.packages.clone())],
             variables: Vec::new(),
@@ -35,12 +35,12 @@ impl<'b> Container<'b> {
     }
 
     /// Have a file of the machine at a path of the container.
-    pub(crate) fn mount(mut self, file: &Path, path: impl Into<PathBuf>) -> Container<'b> {
+    pub(crate) fn mount(mut self, file: &Path, path: impl Into<PathBuf>) -> BenchContainer<'b> {
         self.mounts.push((file.to_owned(), path.into()));
         self
     }
 
-    pub(crate) fn set(mut self, name: &'static str, value: impl Into<PathBuf>) -> Container<'b> {
+    pub(crate) fn set(mut self, name: &'static str, value: impl Into<PathBuf>) -> BenchContainer<'b> {
         self.variables.push((name, value.into()));
         self
     }

@@ -7,8 +7,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use divvy_shadow_testkit::Elf;
 
-use super::packages::Driver;
-use super::{Bench, Found};
+use super::packages::PackagedDriver;
+use super::{CheckResult, DriverBench};
 use crate::ptx::output;
 
 /// Functions of 615 that a test can give to each simulated driver (lab/divvy-nvml-sim/src/abi/limits.rs).
@@ -18,8 +18,8 @@ const OF_TESTS: [&str; 2] = ["nvmlDeviceGetMemoryLimits_v1", "nvmlDeviceSetMemor
 const FIND: &str =
     "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); print(*[name for name in sys.argv[2:] if hasattr(library, name)])";
 
-pub(crate) fn check(bench: &Bench) -> Result<Found> {
-    let mut found = Found::default();
+pub(crate) fn check(bench: &DriverBench) -> Result<CheckResult> {
+    let mut found = CheckResult::default();
     for driver in &bench.drivers {
         for (prefix, simulated, real) in [
             ("nvml", "libdivvy_nvml_sim.so", &driver.nvml),
@@ -53,7 +53,7 @@ fn exports(library: &Path, prefix: &str) -> Result<BTreeSet<String>> {
 }
 
 /// Return the functions that the loader finds in a simulated library that stands for a driver.
-fn loaded(bench: &Bench, driver: &Driver, library: &Path, all: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+fn loaded(bench: &DriverBench, driver: &PackagedDriver, library: &Path, all: &BTreeSet<String>) -> Result<BTreeSet<String>> {
     let text = format!(
         "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"{}\"\n",
         driver.version

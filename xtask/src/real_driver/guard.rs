@@ -7,9 +7,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use divvy_shadow_testkit::Elf;
 
-use super::container::{Container, LIBRARIES};
-use super::packages::Driver;
-use super::{Bench, Found, differ};
+use super::container::{BenchContainer, LIBRARIES};
+use super::packages::PackagedDriver;
+use super::{CheckResult, DriverBench, differ};
 use crate::debian::{find, unpack};
 use crate::ptx::{output, pip_install};
 
@@ -19,7 +19,7 @@ const ASK: &str = "xtask/src/real_driver/ask.c";
 /// CUDA's runtime libraries: Debian's package of CUDA 11, and NVIDIA's packages for Python.
 const RUNTIMES: [(&str, &str); 2] = [("nvidia-cuda-runtime-cu12", "12.9.79"), ("nvidia-cuda-runtime", "13.2.75")];
 
-pub(crate) fn check(bench: &Bench) -> Result<Found> {
+pub(crate) fn check(bench: &DriverBench) -> Result<CheckResult> {
     let ask = bench.work.join("ask");
     output(Command::new("cc").args(["-O1", "-w", "-o"]).arg(&ask).arg(ASK).arg("-ldl"))?;
     let mut names = BTreeSet::new();
@@ -31,7 +31,7 @@ pub(crate) fn check(bench: &Bench) -> Result<Found> {
     let names = bench.write("names", names.into_iter().collect::<String>())?;
     let names = names.display().to_string();
     let runtimes = runtimes(&bench.packages)?;
-    let mut found = Found::default();
+    let mut found = CheckResult::default();
     for driver in &bench.drivers {
         let (plain, guarded) = (alone(bench, driver), behind_the_guard(bench, driver)?);
         for phase in [&["functions", &names][..], &["functions", &names, "init"]] {
@@ -103,13 +103,13 @@ fn runtimes(packages: &Path) -> Result<Vec<(String, String)>> {
     found.collect()
 }
 
-fn alone<'b>(bench: &'b Bench, driver: &Driver) -> Container<'b> {
-    Container::new(bench).mount(&driver.cuda, format!("{LIBRARIES}/libcuda.so.1"))
+fn alone<'b>(bench: &'b DriverBench, driver: &PackagedDriver) -> BenchContainer<'b> {
+    BenchContainer::new(bench).mount(&driver.cuda, format!("{LIBRARIES}/libcuda.so.1"))
 }
 
-fn behind_the_guard<'b>(bench: &'b Bench, driver: &Driver) -> Result<Container<'b>> {
+fn behind_the_guard<'b>(bench: &'b DriverBench, driver: &PackagedDriver) -> Result<BenchContainer<'b>> {
     let guard: PathBuf = bench.built("libdivvy-guard.so")?;
-    Ok(Container::new(bench)
+    Ok(BenchContainer::new(bench)
         .mount(&guard, format!("{LIBRARIES}/libcuda.so.1"))
         .mount(&driver.cuda, "/run/divvy/guard/libcuda.so.real"))
 }

@@ -6,24 +6,24 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::container::{Container, LIBRARIES};
-use super::packages::Driver;
-use super::{Bench, Found, place};
+use super::container::{BenchContainer, LIBRARIES};
+use super::packages::PackagedDriver;
+use super::{CheckResult, DriverBench, place};
 
 /// Where the files are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum DriverLayout {
     /// As Debian's packages: in a directory of the branch, with links through `/etc/alternatives`.
     Debian,
     Lib64,
     Multiarch,
 }
 
-pub(crate) fn check(bench: &Bench) -> Result<Found> {
+pub(crate) fn check(bench: &DriverBench) -> Result<CheckResult> {
     let (divvy, probe) = (bench.built("divvy")?, bench.built("divvy-probe")?);
-    let mut found = Found::default();
+    let mut found = CheckResult::default();
     for driver in &bench.drivers {
-        for layout in [Layout::Debian, Layout::Lib64, Layout::Multiarch] {
+        for layout in [DriverLayout::Debian, DriverLayout::Lib64, DriverLayout::Multiarch] {
             let node = make(bench, driver, layout)?;
             let name = |what: &str| format!("{} {layout:?}: {what}", driver.branch);
             let said = |program: &Path, arguments: &[&str]| {
@@ -40,7 +40,7 @@ pub(crate) fn check(bench: &Bench) -> Result<Found> {
             found.note(name("divvy doctor finds the libraries"), is_good);
             // As in a pod, in which the node's root is mounted somewhere. NVML that was loaded says that there is no kernel module.
             // NVML makes device nodes, so it gets a /dev of its own.
-            let pod = Container::new(bench).mount(&bench.built, bench.built.clone());
+            let pod = BenchContainer::new(bench).mount(&bench.built, bench.built.clone());
             let answer = pod.run(&probe, &["--once", "--sys-root", &root, "--driver-root", &root])?;
             let answer = String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned();
             found.note(name("divvy-probe loads NVML"), answer.contains("driver_not_loaded"));
@@ -51,7 +51,7 @@ pub(crate) fn check(bench: &Bench) -> Result<Found> {
 }
 
 /// Make the files of a node with a GPU.
-fn make(bench: &Bench, driver: &Driver, layout: Layout) -> Result<PathBuf> {
+fn make(bench: &DriverBench, driver: &PackagedDriver, layout: DriverLayout) -> Result<PathBuf> {
     let node = bench.work.join("node");
     let at = |path: &str| node.join(path.trim_start_matches('/'));
     let write = |path: &str, text: &str| {
@@ -89,7 +89,7 @@ fn make(bench: &Bench, driver: &Driver, layout: Layout) -> Result<PathBuf> {
         let file = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let soname = file.replace(version.as_str(), "1");
         match layout {
-            Layout::Debian => {
+            DriverLayout::Debian => {
                 place(library, &at(&format!("{own}/{file}")))?;
                 link(&format!("{own}/{soname}"), &file)?;
                 // What the packages' scripts do with update-alternatives.
@@ -97,8 +97,12 @@ fn make(bench: &Bench, driver: &Driver, layout: Layout) -> Result<PathBuf> {
                 link(&alternative, &format!("{own}/{soname}"))?;
                 link(&format!("{LIBRARIES}/{soname}"), &alternative)?;
             }
-            Layout::Lib64 | Layout::Multiarch => {
-                let directory = if layout == Layout::Lib64 { "/usr/lib64" } else { LIBRARIES };
+            DriverLayout::Lib64 | DriverLayout::Multiarch => {
+                let directory = if layout == DriverLayout::Lib64 {
+                    "/usr/lib64"
+                } else {
+                    LIBRARIES
+                };
                 place(library, &at(&format!("{directory}/{file}")))?;
                 link(&format!("{directory}/{soname}"), &file)?;
             }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Bench, Found, place};
+use super::{CheckResult, DriverBench, place};
 use crate::debian::{find, unpack};
 use crate::ptx::say;
 
@@ -17,8 +17,8 @@ const CONTROL: &str = "nvidia-cuda-mps-control";
 /// How long something may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub(crate) fn check(bench: &Bench) -> Result<Found> {
-    let mut found = Found::default();
+pub(crate) fn check(bench: &DriverBench) -> Result<CheckResult> {
+    let mut found = CheckResult::default();
     let old = unpack(&bench.packages, "mps470", "bullseye", &["nvidia-cuda-mps"])?;
     let mut programs = vec![("470", old)];
     programs.extend(bench.drivers.iter().map(|driver| (driver.branch, driver.root.clone())));
@@ -32,7 +32,7 @@ pub(crate) fn check(bench: &Bench) -> Result<Found> {
         let ended = started
             .into_iter()
             .map(|check| check.join().unwrap_or_else(|_| bail!("a check panicked")));
-        ended.collect::<Result<Vec<Found>>>()
+        ended.collect::<Result<Vec<CheckResult>>>()
     })?;
     for of_branch in all {
         found.total += of_branch.total;
@@ -41,9 +41,9 @@ pub(crate) fn check(bench: &Bench) -> Result<Found> {
     Ok(found)
 }
 
-fn one(bench: &Bench, branch: &str, control: &Path) -> Result<Found> {
-    let mut found = Found::default();
-    let node = Node::new(bench, branch, control)?;
+fn one(bench: &DriverBench, branch: &str, control: &Path) -> Result<CheckResult> {
+    let mut found = CheckResult::default();
+    let node = RealMpsNode::new(bench, branch, control)?;
     match branch {
         "470" => before_limits_of_memory(&node, &mut found),
         _ => with_limits(&node, branch, &mut found),
@@ -52,7 +52,7 @@ fn one(bench: &Bench, branch: &str, control: &Path) -> Result<Found> {
 }
 
 /// A driver before 495 refuses limits of memory, with status 0.
-fn before_limits_of_memory(node: &Node, found: &mut Found) -> Result<()> {
+fn before_limits_of_memory(node: &RealMpsNode, found: &mut CheckResult) -> Result<()> {
     let daemon = node.start()?;
     found.note(
         "470: the log says that the limits need another driver",
@@ -64,7 +64,7 @@ fn before_limits_of_memory(node: &Node, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-fn with_limits(node: &Node, branch: &str, found: &mut Found) -> Result<()> {
+fn with_limits(node: &RealMpsNode, branch: &str, found: &mut CheckResult) -> Result<()> {
     let mut note = |what: &str, is_right: bool| found.note(format!("{branch}: {what}"), is_right);
     let daemon = node.start()?;
     let is_ready = until(|| node.is_ready());
@@ -120,14 +120,14 @@ fn with_limits(node: &Node, branch: &str, found: &mut Found) -> Result<()> {
 }
 
 /// A node with two GPUs, and the files of its program.
-struct Node {
+struct RealMpsNode {
     directory: PathBuf,
     control_log: PathBuf,
     control: PathBuf,
 }
 
-impl Node {
-    fn new(bench: &Bench, branch: &str, control: &Path) -> Result<Node> {
+impl RealMpsNode {
+    fn new(bench: &DriverBench, branch: &str, control: &Path) -> Result<RealMpsNode> {
         let directory = bench.work.join(format!("mps{branch}"));
         let at = |name: &str| directory.join(name);
         for name in ["bin", "node/var/lib/kubelet/device-plugins"] {
@@ -145,7 +145,7 @@ impl Node {
         }
         symlink(control, at("bin").join(CONTROL)).context("the control program could not be linked")?;
         symlink(bench.built("divvy-agent")?, at("bin/mps-control-daemon")).context("the agent could not be linked")?;
-        Ok(Node {
+        Ok(RealMpsNode {
             control_log: at("node/mps/nvidia.com/gpu/log/control.log"),
             control: control.to_owned(),
             directory,

@@ -50,7 +50,7 @@ pub(crate) const BRANCHES: [Branch; 6] = [
 
 /// The files of a driver.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub(crate) struct PackagedDriver {
     pub(crate) branch: &'static str,
     /// Such as `535.261.03`.
     pub(crate) version: String,
@@ -61,8 +61,8 @@ pub(crate) struct Driver {
     pub(crate) smi: PathBuf,
 }
 
-impl Driver {
-    pub(crate) fn download(branch: &Branch, directory: &Path) -> Result<Driver> {
+impl PackagedDriver {
+    pub(crate) fn download(branch: &Branch, directory: &Path) -> Result<PackagedDriver> {
         let root = unpack(directory, branch.name, branch.suite, branch.packages)?;
         let library = |stem: &str| {
             let is_it = |name: &str| name.strip_prefix(stem).is_some_and(|version| version.contains('.'));
@@ -75,7 +75,7 @@ impl Driver {
             .unwrap_or_default()
             .to_string_lossy()
             .replace("libcuda.so.", "");
-        Ok(Driver {
+        Ok(PackagedDriver {
             branch: branch.name,
             version,
             smi: smi.with_context(|| format!("the packages of {} have no nvidia-smi", branch.name))?,

@@ -4,15 +4,15 @@ use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result};
 
-use super::container::{Container, LIBRARIES};
-use super::packages::Driver;
-use super::{Bench, Found, differ};
+use super::container::{BenchContainer, LIBRARIES};
+use super::packages::PackagedDriver;
+use super::{CheckResult, DriverBench, differ};
 
-/// Machines: a name, the GPUs as a description has them, and the state of the simulated driver (`Changes` of divvy-nvml-sim).
+/// Machines: a name, the GPUs as a description has them, and the state of the simulated driver (`MachineChanges` of divvy-nvml-sim).
 const MACHINES: &str = include_str!("machines.txt");
 
-pub(crate) fn check(bench: &Bench) -> Result<Found> {
-    let mut found = Found::default();
+pub(crate) fn check(bench: &DriverBench) -> Result<CheckResult> {
+    let mut found = CheckResult::default();
     for driver in &bench.drivers {
         for machine in MACHINES.split("\n\n").filter(|machine| !machine.starts_with('#')) {
             let mut lines = machine.lines();
@@ -35,7 +35,7 @@ fn described(gpu: &str, index: u32) -> String {
 }
 
 /// Return what nvidia-smi and `divvy smi` print about a machine, without the time, and with the exit status.
-fn both(bench: &Bench, driver: &Driver, gpus: &str, state: &str) -> Result<[String; 2]> {
+fn both(bench: &DriverBench, driver: &PackagedDriver, gpus: &str, state: &str) -> Result<[String; 2]> {
     let text = format!(
         "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"{}\"\n{gpus}",
         driver.version
@@ -44,7 +44,7 @@ fn both(bench: &Bench, driver: &Driver, gpus: &str, state: &str) -> Result<[Stri
     let control = bench.work.join("control");
     bench.write("control.state", format!("{{\"gpus\": {state}}}"))?;
     let simulator = bench.built("libdivvy_nvml_sim.so")?;
-    let container = Container::new(bench).mount(&simulator, format!("{LIBRARIES}/libnvidia-ml.so.1"));
+    let container = BenchContainer::new(bench).mount(&simulator, format!("{LIBRARIES}/libnvidia-ml.so.1"));
     let container = container
         .set("DIVVY_NVML_SIM", machine.clone())
         .set("DIVVY_NVML_SIM_CONTROL", control.clone());

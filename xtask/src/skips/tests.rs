@@ -21,8 +21,9 @@ fn each_skip_is_printed_once_with_its_reason() {
 
 #[test]
 fn only_what_is_listed_may_be_skipped() {
-    let allowed = Allowed::parse("# why\n\na::one\tit takes a GPU\na::module::\tits data is elsewhere\na step\tno network\n")
-        .expect("valid");
+    let allowed =
+        AllowedSkips::parse("# why\n\na::one\tit takes a GPU\na::module::\tits data is elsewhere\na step\tno network\n")
+            .expect("valid");
     for (name, listed) in [
         ("a::one", true),
         ("a::module::any", true),
@@ -41,7 +42,7 @@ fn only_what_is_listed_may_be_skipped() {
 #[test]
 fn a_list_without_reasons_is_refused() {
     for text in ["a::one\n", "a::one\t \n", "\treason\n"] {
-        let error = Allowed::parse(text).expect_err("refused").to_string();
+        let error = AllowedSkips::parse(text).expect_err("refused").to_string();
         assert!(error.contains("gives no reason"), "{error}");
     }
 }
@@ -135,7 +136,7 @@ fn no_test_is_skipped_in_a_way_that_is_not_counted() {
 #[test]
 fn everything_that_may_be_skipped_exists() {
     let text = fs::read_to_string(root().join(ALLOWED)).expect("there");
-    let Allowed(names) = Allowed::parse(&text).expect("valid");
+    let AllowedSkips(names) = AllowedSkips::parse(&text).expect("valid");
     assert!(!names.is_empty());
     let sources = sources(&["tests", "src"]);
     let script = fs::read_to_string(root().join(".ci/run")).expect("there");

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
-use divvy_share::usage::{self, Content, SLOTS, Seen, Totals, Unusable};
+use divvy_share::usage::{self, Content, SLOTS, SlotUsage, UnusableFile, UsageTotals};
 
 use crate::project::digest;
 
@@ -177,7 +177,7 @@ pub struct UsageCounts {
     /// The launches of all slots.
     pub launches: u64,
     /// The counts of all processes.
-    pub totals: Totals,
+    pub totals: UsageTotals,
 }
 
 impl UsageReading {
@@ -210,14 +210,14 @@ impl UsageReading {
             Ok(content) => content,
             Err(error) => {
                 return Self::unreadable(status.unwrap_or(match error {
-                    Unusable::Size(size) => FileChange::Size(size as u64),
-                    Unusable::Foreign => FileChange::Head,
-                    Unusable::Newer(version) => FileChange::Version(version),
+                    UnusableFile::Size(size) => FileChange::Size(size as u64),
+                    UnusableFile::Foreign => FileChange::Head,
+                    UnusableFile::Newer(version) => FileChange::Version(version),
                 }));
             }
         };
         let counts = Some(UsageCounts::of(content));
-        let says_something = |slot: &Seen| slot.used > 0 || slot.contexts > 0 || slot.pid > 0;
+        let says_something = |slot: &SlotUsage| slot.used > 0 || slot.contexts > 0 || slot.pid > 0;
         let used = content.slots().enumerate().filter(|(_, slot)| says_something(slot));
         let mut owned: Vec<usize> = used.map(|(index, _)| index).collect();
         if let Err(change) = keep_owned(&mut owned) {
@@ -233,7 +233,7 @@ impl UsageReading {
             .filter(|(index, _)| owned.binary_search(index).is_ok());
         let mut sum = InSlots::default();
         let mut change = status.or(too_large(content.bound, SLOTS as u64));
-        for (_, Seen { used, pid, contexts, .. }) in owned {
+        for (_, SlotUsage { used, pid, contexts, .. }) in owned {
             sum.bytes = sum.bytes.saturating_add(used);
             sum.contexts = sum.contexts.saturating_add(contexts);
             if used > 0 || contexts > 0 {

@@ -3,12 +3,12 @@
 
 use divvy_model::{Gpu, GrantRecord};
 
-use super::{Edits, NodeFiles, Rules, nodes_with_groups};
+use super::{NodeFiles, VendorEdits, VendorRules, nodes_with_groups};
 
 #[derive(Debug)]
-pub(super) struct Amd;
+pub(super) struct AmdVendor;
 
-impl Rules for Amd {
+impl VendorRules for AmdVendor {
     /// Return the PCI address, as AMD's device plugin does (`internal/pkg/amdgpu/amdgpu.go` in ROCm/k8s-device-plugin). The
     /// partitions of one GPU share the address, so a partition's id is its UUID.
     fn device_id(&self, gpu: &Gpu) -> String {
@@ -23,7 +23,7 @@ impl Rules for Amd {
         &["/dev/kfd"]
     }
 
-    fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
+    fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> VendorEdits {
         nodes_with_groups(self.shared_devices(), record, gpus, node)
     }
 

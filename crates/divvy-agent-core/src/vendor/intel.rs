@@ -4,10 +4,10 @@
 
 use divvy_model::{Gpu, GrantRecord};
 
-use super::{Edits, NodeFiles, Rules, nodes_with_groups};
+use super::{NodeFiles, VendorEdits, VendorRules, nodes_with_groups};
 
 #[derive(Debug)]
-pub(super) struct Intel;
+pub(super) struct IntelVendor;
 
 /// Return the name of the GPU's card node, such as `card0`. `None` if it has none.
 fn card(gpu: &Gpu) -> Option<&str> {
@@ -15,7 +15,7 @@ fn card(gpu: &Gpu) -> Option<&str> {
     names.find(|name| name.starts_with("card"))
 }
 
-impl Rules for Intel {
+impl VendorRules for IntelVendor {
     /// Return the card's name and 0, as in `card0-0`. Intel's device plugin numbers the containers of a card, of which there is one by default
     /// (`cmd/gpu_plugin/gpu_plugin.go` in intel/intel-device-plugins-for-kubernetes).
     fn device_id(&self, gpu: &Gpu) -> String {
@@ -32,7 +32,7 @@ impl Rules for Intel {
         &[]
     }
 
-    fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
+    fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> VendorEdits {
         nodes_with_groups(self.shared_devices(), record, gpus, node)
     }
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Class, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{CoreSettings, DisagreementClass, Reason, ResourceSpec};
 use divvy_model::ContainerKind::App;
 use divvy_model::{Health, Held, MiB, Phase, Pod, Vendor, WholeKind, names};
 
@@ -12,8 +12,8 @@ use crate::whole::plain_of;
 
 pub(crate) const WHOLE: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Nvidia));
 
-pub(crate) fn both() -> Settings {
-    Settings {
+pub(crate) fn both() -> CoreSettings {
+    CoreSettings {
         whole: true,
         ..settings()
     }
@@ -41,7 +41,7 @@ pub(crate) fn placed(uid: &str, gpus: &[u32]) -> Pod {
 
 #[test]
 fn a_node_offers_its_gpus_in_both_ways_if_the_operator_says_so() {
-    let offered = |settings: Settings| -> Vec<Cow<'static, str>> {
+    let offered = |settings: CoreSettings| -> Vec<Cow<'static, str>> {
         let node = Node::with(settings, vec![gpu(0, 4 * GIB)]);
         node.core.offers().into_iter().map(ResourceSpec::name).collect()
     };
@@ -191,14 +191,14 @@ fn gpus_given_by_another_plugin_are_reported() {
     node.see(plain("before", 1));
     node.handouts.push(theirs("before", 0));
     assert_eq!(
-        node.reconcile().classes.get(&Class::AnotherPlugin),
+        node.reconcile().classes.get(&DisagreementClass::AnotherPlugin),
         None,
         "the agent took over the node"
     );
     node.see(plain("after", 1));
     node.handouts.push(theirs("after", 1));
     let found = node.reconcile();
-    assert_eq!(found.classes.get(&Class::AnotherPlugin), Some(&1));
+    assert_eq!(found.classes.get(&DisagreementClass::AnotherPlugin), Some(&1));
     let (uid, reason, text) = node.events.last().expect("an event");
     assert_eq!((uid.as_str(), *reason), ("after", "TwoDevicePlugins"));
     assert!(

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Class, Handout, MigStrategy, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{CoreSettings, DisagreementClass, Handout, MigStrategy, Reason, ResourceSpec};
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{Health, Held, MiB, Partition, Phase, Vendor, WholeKind};
 
@@ -126,7 +126,7 @@ fn a_whole_gpus_pod_restarts_after_a_larger_reserve() {
     before.see(placed("whole", &[0]));
     before.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
     before.start("whole", "main").expect("started");
-    let smaller = Settings {
+    let smaller = CoreSettings {
         reserve: MiB(1024),
         ..both()
     };
@@ -166,7 +166,7 @@ fn mig_node(mig: MigStrategy, profiles: &[&str]) -> Node {
     };
     let parts = (1..).zip(profiles).map(part);
     Node::with(
-        Settings { mig, ..both() },
+        CoreSettings { mig, ..both() },
         [gpu(0, 4 * GIB)].into_iter().chain(parts).collect(),
     )
 }
@@ -216,7 +216,7 @@ fn strategy_single_needs_gpus_that_are_divided_alike() {
     };
     let unlike = |mig: MigStrategy, profiles: &[Option<&str>]| {
         let gpus: Vec<_> = (0..).zip(profiles).map(|(index, profile)| part(index, *profile)).collect();
-        Settings { mig, ..both() }
+        CoreSettings { mig, ..both() }
             .unlike(&gpus)
             .map(|text| text.split(':').next().unwrap_or_default().to_owned())
     };
@@ -297,16 +297,16 @@ fn an_id_under_two_resources_is_not_a_double_handout() {
     node.allocate_of(WHOLE, "after", "main", &[uuid(1)]).expect("allocated");
     assert_eq!(node.start("after", "main").map(drop), Ok(()));
     assert_eq!(gpus_of(&node, "after", "main"), [uuid(2)]);
-    assert_eq!(node.reconcile().classes.get(&Class::DoubleHandout), None);
+    assert_eq!(node.reconcile().classes.get(&DisagreementClass::DoubleHandout), None);
 }
 
 #[test]
 fn a_profile_without_a_resource_name_is_reported_and_named() {
-    let unnamed = |settings: Settings, profiles: &[&str]| {
+    let unnamed = |settings: CoreSettings, profiles: &[&str]| {
         let node = mig_node(settings.mig, profiles);
         settings.unnamed(node.core.gpus())
     };
-    let mixed = || Settings {
+    let mixed = || CoreSettings {
         mig: MigStrategy::Mixed,
         ..both()
     };
@@ -318,8 +318,8 @@ fn a_profile_without_a_resource_name_is_reported_and_named() {
         text.starts_with("MIG devices of the profiles 300g.5gb, odd have no resource"),
         "{text}"
     );
-    assert_eq!(unnamed(Settings { whole: false, ..mixed() }, &["odd"]), None);
-    let single = Settings {
+    assert_eq!(unnamed(CoreSettings { whole: false, ..mixed() }, &["odd"]), None);
+    let single = CoreSettings {
         mig: MigStrategy::Single,
         ..both()
     };
@@ -329,7 +329,7 @@ fn a_profile_without_a_resource_name_is_reported_and_named() {
 #[test]
 fn a_container_keeps_its_device_when_the_offer_changes() {
     let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
-    let changes: [fn(&mut Settings); 2] = [
+    let changes: [fn(&mut CoreSettings); 2] = [
         |settings| settings.mig = MigStrategy::Single,
         |settings| settings.whole = false,
     ];

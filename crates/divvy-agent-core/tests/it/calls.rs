@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_agent_core::{Action, Facts, Guard, Guarded, NOT_LIMITED, PreStart, Reaction, Reason, ResourceSpec, Settings};
-use divvy_cdi::Mount;
+use divvy_agent_core::{
+    AgentAction, CoreSettings, DecisionFacts, Guard, Guarded, NOT_LIMITED, PreStart, Reaction, Reason, ResourceSpec,
+};
+use divvy_cdi::CdiMount;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
 use proptest::prelude::*;
@@ -243,7 +245,10 @@ fn the_record_is_written_before_the_spec() {
         panic!("granted");
     };
     assert!(
-        matches!(actions.as_slice(), [Action::WriteRecord(_), Action::WriteSpec { .. }]),
+        matches!(
+            actions.as_slice(),
+            [AgentAction::WriteRecord(_), AgentAction::WriteSpec { .. }]
+        ),
         "{actions:?}"
     );
 }
@@ -334,7 +339,7 @@ pub(crate) fn guarding_node() -> Node {
 
 /// The same, and perhaps with this library for the loaders of containers.
 fn guarding_node_with(audit: Option<&str>) -> Node {
-    let settings = Settings {
+    let settings = CoreSettings {
         guard: Some(Guard {
             audit: audit.map(str::to_owned),
             cuda: "/state/guard/1/libcuda.so.1".to_owned(),
@@ -348,10 +353,10 @@ fn guarding_node_with(audit: Option<&str>) -> Node {
     for index in 0..2 {
         node.set_enforcement(index, Some(Enforcement::GUARD));
     }
-    node.node_files.specs[0].container_edits.mounts = vec![Mount {
+    node.node_files.specs[0].container_edits.mounts = vec![CdiMount {
         host_path: "/usr/lib64/libcuda.so.550.54.15".to_owned(),
         container_path: "/usr/lib64/libcuda.so.550.54.15".to_owned(),
-        ..Mount::default()
+        ..CdiMount::default()
     }];
     node
 }
@@ -488,7 +493,7 @@ fn driver_and_guard_together_each_enforce_their_part() {
         let found = match node.pre_start("a", "main") {
             PreStart::Granted { actions, .. } => {
                 let limits = Limits::of(&actions);
-                let is_event = |action: &Action| matches!(action, Action::Event { reason: NOT_LIMITED, .. });
+                let is_event = |action: &AgentAction| matches!(action, AgentAction::Event { reason: NOT_LIMITED, .. });
                 assert!(!actions.iter().any(is_event), "its memory is limited: {actions:?}");
                 match (&limits.gpus[..], &limits.guarded[..], limits.are_required) {
                     ([(_, MiB(3072))], [guarded], false) if guarded.cores == cores => "driver and guard",
@@ -529,7 +534,7 @@ fn without_cudas_library_only_a_pod_with_isolation_waits() {
     assert_eq!(Limits::of(&actions).guarded, []);
     let events = actions
         .iter()
-        .filter(|action| matches!(action, Action::Event { reason: NOT_LIMITED, .. }));
+        .filter(|action| matches!(action, AgentAction::Event { reason: NOT_LIMITED, .. }));
     assert_eq!(events.count(), 1, "{actions:?}");
 }
 
@@ -743,7 +748,7 @@ fn without_a_readable_checkpoint_nothing_starts() {
     let mut node = Node::new(&[4096]);
     node.see(simple("a", 0, 1));
     node.admit("a").expect("admitted");
-    let facts = Facts {
+    let facts = DecisionFacts {
         handouts: None,
         ..node.facts()
     };

@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_agent_core::{Core, PreStart, ResourceSpec, Settings, SizeWarning, TooManyIds};
+use divvy_agent_core::{AgentCore, CoreSettings, PreStart, ResourceSpec, SizeWarning, TooManyIds};
 use divvy_model::{Gpu, GpuRules, Health, MemoryUnit, MiB, TestRun};
 
 use crate::node::{Node, gpu, offered, settings, simple};
 
-fn set(core: &mut Core, gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
+fn set(core: &mut AgentCore, gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
     let gpus = offered(core.settings(), &gpus);
     core.set_hardware(BTreeMap::new(), gpus)
 }
@@ -26,13 +26,13 @@ fn counts(node: &Node) -> Vec<(usize, usize)> {
 #[test]
 fn each_gpu_offers_units_of_its_own_size() {
     let units = |mib: u64, unit: &str, reserve: u64| {
-        let settings = Settings {
+        let settings = CoreSettings {
             unit: unit.parse().expect("a unit"),
             reserve: MiB(reserve),
             whole: false,
             ..settings()
         };
-        let mut core = Core::new(settings);
+        let mut core = AgentCore::new(settings);
         set(&mut core, vec![gpu(0, mib)])
             .map(|_| core.devices(ResourceSpec::MEMORY).len())
             .ok()
@@ -60,7 +60,7 @@ fn ids_carry_gpu_slot_and_numa_node() {
 #[test]
 fn a_unit_that_is_too_small_is_refused_with_the_unit_to_use() {
     let gpus = |count: u32| (0..count).map(|index| gpu(index, 143_771)).collect::<Vec<Gpu>>();
-    let mut core = Core::new(Settings {
+    let mut core = AgentCore::new(CoreSettings {
         unit: MemoryUnit::MIB,
         ..settings()
     });

@@ -1,15 +1,17 @@
-use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, RootState, SpecFile, Step, Verdict, decide};
-use divvy_cdi::generate::nvidia::{Gpu, Mig};
+use divvy_agent_core::driver_spec::{
+    Attempt, Basis, DriverSpecStep, DriverSpecVerdict, ObservedNode, Own, RootState, SpecFile, decide,
+};
+use divvy_cdi::generate::nvidia::{Mig, NvidiaGpu};
 
 const OLD: &str = "550.54.15";
 const NEW: &str = "560.35.03";
 
-fn gpu(index: u32) -> Gpu {
-    Gpu {
+fn gpu(index: u32) -> NvidiaGpu {
+    NvidiaGpu {
         index,
         uuid: Some(format!("GPU-{index}")),
         minor: index,
-        ..Gpu::default()
+        ..NvidiaGpu::default()
     }
 }
 
@@ -60,8 +62,8 @@ fn last(basis: Basis, failure: Option<&str>) -> Option<Attempt> {
     })
 }
 
-fn seen(files: Vec<SpecFile>) -> Observed {
-    Observed {
+fn seen(files: Vec<SpecFile>) -> ObservedNode {
+    ObservedNode {
         auto: true,
         mig_devices: false,
         searched: "/host/".to_owned(),
@@ -75,11 +77,11 @@ fn seen(files: Vec<SpecFile>) -> Observed {
 }
 
 /// Return the step as one word, and what is left to the operator.
-fn shown(verdict: Verdict) -> (&'static str, String) {
+fn shown(verdict: DriverSpecVerdict) -> (&'static str, String) {
     let step = match verdict.step {
-        Step::Nothing => "nothing",
-        Step::Make(_) => "make",
-        Step::Remove => "remove",
+        DriverSpecStep::Nothing => "nothing",
+        DriverSpecStep::Make(_) => "make",
+        DriverSpecStep::Remove => "remove",
     };
     (step, verdict.left.map(|trouble| trouble.text).unwrap_or_default())
 }
@@ -92,7 +94,7 @@ fn what_is_done_with_the_drivers_spec() {
         ..basis()
     };
     let divided = |capabilities| Basis {
-        gpus: vec![Gpu {
+        gpus: vec![NvidiaGpu {
             mig: Some(vec![Mig {
                 index: 0,
                 uuid: Some("MIG-0".to_owned()),
@@ -105,7 +107,7 @@ fn what_is_done_with_the_drivers_spec() {
         ..basis()
     };
     let mig = divided(Some((3, 4)));
-    let with_mig = |basis, devices: &[&str]| Observed {
+    let with_mig = |basis, devices: &[&str]| ObservedNode {
         mig_devices: true,
         basis: Some(basis),
         ..seen(vec![SpecFile {
@@ -133,17 +135,17 @@ fn what_is_done_with_the_drivers_spec() {
         devices: ["7".to_owned(), "GPU-7".to_owned()].into(),
         ..beside(OLD)
     };
-    let off = |own| Observed {
+    let off = |own| ObservedNode {
         auto: false,
         own,
         ..seen(vec![etc(OLD)])
     };
-    let with = |files: Vec<SpecFile>, own, last| Observed {
+    let with = |files: Vec<SpecFile>, own, last| ObservedNode {
         own,
         last,
         ..seen(files)
     };
-    let of = |basis, files, own| Observed {
+    let of = |basis, files, own| ObservedNode {
         basis: Some(basis),
         own,
         ..seen(files)
@@ -268,7 +270,7 @@ fn what_is_done_with_the_drivers_spec() {
         ),
         (
             "an older probe",
-            Observed {
+            ObservedNode {
                 blind: Some("the probe is older".to_owned()),
                 ..of(without_root.clone(), vec![etc(OLD)], None)
             },
@@ -313,7 +315,7 @@ fn what_is_done_with_the_drivers_spec() {
         ),
         (
             "the driver does not answer",
-            Observed {
+            ObservedNode {
                 basis: None,
                 ..with(vec![etc(OLD)], own(NEW, true), None)
             },
@@ -329,7 +331,7 @@ fn what_is_done_with_the_drivers_spec() {
 
 #[test]
 fn what_is_to_be_typed_names_the_drivers_root() {
-    let container = Observed {
+    let container = ObservedNode {
         basis: Some(Basis {
             driver_root: "/run/nvidia/driver".to_owned(),
             ..basis()

@@ -7,8 +7,8 @@ use divvy_agent_core::{
     USAGE_MODE, UsageCounts, UsageReading,
 };
 use divvy_model::MiB;
-use divvy_share::limits::{Account, Limits, Unreadable, WHOLE};
-use divvy_share::usage::{self, Totals};
+use divvy_share::limits::{ComputeAccount, ShareLimits, UnreadableLimits, WHOLE};
+use divvy_share::usage::{self, UsageTotals};
 
 const GPU: &str = "GPU-1";
 const MEBIBYTE: u64 = 1 << 20;
@@ -42,7 +42,7 @@ fn runs(pid: u32, used: u64, says: u64) -> Runs {
 /// Files of limits, as they are written.
 struct Node {
     shares: GuardedShares,
-    files: BTreeMap<ShareId, Limits>,
+    files: BTreeMap<ShareId, ShareLimits>,
     now: u64,
 }
 
@@ -63,7 +63,7 @@ impl Node {
     }
 
     fn found(&self, id: &ShareId, usage: UsageReading) -> ShareFound {
-        let limits = self.files.get(id).copied().ok_or(Unreadable::Foreign);
+        let limits = self.files.get(id).copied().ok_or(UnreadableLimits::Foreign);
         ShareFound { limits, usage }
     }
 
@@ -88,7 +88,7 @@ impl Node {
         }
     }
 
-    fn limits(&self, pod: &str) -> Limits {
+    fn limits(&self, pod: &str) -> ShareLimits {
         self.files[&id(pod)]
     }
 
@@ -274,7 +274,7 @@ fn guard_counts_only_grow_and_waits_are_bounded() {
     let mut says = |counts: Option<(u64, u64)>| {
         let mut usage = said(&[]);
         usage.counts = Some(UsageCounts {
-            totals: Totals {
+            totals: UsageTotals {
                 crowded: 0,
                 denied_bytes: counts.map(|(bytes, _)| bytes),
                 throttled_ns: counts.map(|(_, ns)| ns),
@@ -530,7 +530,7 @@ fn only_a_pod_with_a_rate_is_measured() {
     node.shares.kept_busy(GPU, &busy, &launched(7), node.now);
     node.shares.kept_busy("GPU-2", &busy, &launched(9), node.now + 5);
     node.write();
-    assert_eq!(node.limits("b").account, Account::default());
+    assert_eq!(node.limits("b").account, ComputeAccount::default());
     let before = node.limits("a").account;
     assert_eq!((before.launches, before.at), (7, node.now));
     for cores in [0, 100] {
@@ -574,7 +574,7 @@ fn the_account_of_time_and_launches_outlives_the_agent() {
     let busy = |ms: u64| BTreeMap::from([("a".to_owned(), ms * MS)]);
     node.shares.kept_busy(GPU, &busy(10), &launched(7), 1000 * MS);
     node.write();
-    let first = Account {
+    let first = ComputeAccount {
         balance: -10 * MS as i64,
         at: 1000 * MS,
         launches: 7,
@@ -583,7 +583,7 @@ fn the_account_of_time_and_launches_outlives_the_agent() {
     assert_eq!(node.limits("a").account, first, "the launches were before the measurement");
     node.shares.kept_busy(GPU, &busy(100), &launched(27), 1100 * MS);
     node.write();
-    let second = Account {
+    let second = ComputeAccount {
         balance: (-10 + 30 - 100) * MS as i64,
         at: 1100 * MS,
         launches: 27,
@@ -615,9 +615,9 @@ fn a_debt_of_an_earlier_boot_of_the_machine_is_forgotten() {
     after.write();
     assert_eq!(
         after.limits("a").account,
-        Account {
+        ComputeAccount {
             launches: 7,
-            ..Account::default()
+            ..ComputeAccount::default()
         }
     );
 }
@@ -627,7 +627,7 @@ fn a_debt_of_an_earlier_boot_of_the_machine_is_forgotten() {
 fn files_of_a_later_version_stay_as_they_are() {
     let mut node = Node::empty(false);
     let found = ShareFound {
-        limits: Err(Unreadable::Newer(2)),
+        limits: Err(UnreadableLimits::Newer(2)),
         usage: UsageReading::default(),
     };
     let error = node

@@ -1,6 +1,6 @@
 //! How a pod is held to its shares before its container starts, and what follows if that fails.
 
-use divvy_agent_core::{Action, Limit, LimitError, NOT_LIMITED, NotLimited, PreStart, ResourceSpec, WithoutLimit};
+use divvy_agent_core::{AgentAction, LimitError, LimitStep, NOT_LIMITED, NotLimited, PreStart, ResourceSpec, WithoutLimit};
 use divvy_model::ContainerKind::App;
 use divvy_model::{Enforcement, Isolation};
 
@@ -8,7 +8,7 @@ use crate::calls::{guarding_node, isolated};
 use crate::node::Node;
 
 /// Return a node on which both the driver and the guard enforce shares, and the steps for a pod on it.
-fn steps(enforcement: Enforcement, isolation: Option<Isolation>) -> (Node, Vec<Limit>) {
+fn steps(enforcement: Enforcement, isolation: Option<Isolation>) -> (Node, Vec<LimitStep>) {
     let mut node = guarding_node();
     node.set_enforcement(0, Some(enforcement));
     node.see(isolated("a", isolation, &[("main", App, 3)]));
@@ -16,9 +16,11 @@ fn steps(enforcement: Enforcement, isolation: Option<Isolation>) -> (Node, Vec<L
     let PreStart::Granted { actions, .. } = node.pre_start("a", "main") else {
         panic!("granted");
     };
-    let limits = actions.into_iter().skip_while(|action| !matches!(action, Action::Limit(_)));
+    let limits = actions
+        .into_iter()
+        .skip_while(|action| !matches!(action, AgentAction::Limit(_)));
     let limits = limits.map(|action| match action {
-        Action::Limit(limit) => limit,
+        AgentAction::Limit(limit) => limit,
         other => panic!("{other:?} comes after the limits"),
     });
     let limits = limits.collect();
@@ -33,7 +35,7 @@ fn not_done() -> LimitError {
 fn the_guards_files_are_made_before_the_driver_is_asked() {
     let (_, steps) = steps(Enforcement::CGROUP.and(Enforcement::GUARD), None);
     assert!(
-        matches!(&steps[..], [Limit::Mount(share), Limit::Files { .. }, Limit::Driver { .. }] if (share.pod(), share.gpu()) == ("a", "GPU-0")),
+        matches!(&steps[..], [LimitStep::Mount(share), LimitStep::Files { .. }, LimitStep::Driver { .. }] if (share.pod(), share.gpu()) == ("a", "GPU-0")),
         "{steps:?}"
     );
 }
@@ -54,7 +56,7 @@ fn without_its_driver_limit_a_pod_waits_or_starts_with_an_event() {
         let found = match node.core.not_limited(driver, not_done()) {
             WithoutLimit::Refuse(NotLimited::Required(error)) if error == not_done() => "waits",
             WithoutLimit::Warn(pod, text) if pod.name == "pod-a" && text.ends_with("no permission") => "logged",
-            WithoutLimit::TellPod(Action::Event { uid, reason, text, .. }) => {
+            WithoutLimit::TellPod(AgentAction::Event { uid, reason, text, .. }) => {
                 assert_eq!((uid.as_str(), reason), ("a", NOT_LIMITED));
                 assert!(text.starts_with("nothing limits the GPU memory of this pod") && text.ends_with(": no permission"));
                 "the pod is told"
@@ -114,7 +116,9 @@ fn containers_get_no_limits_before_their_pod_has_its_own() {
     let PreStart::Granted { actions, .. } = node.core.pre_start(ResourceSpec::MEMORY, &ids, &facts) else {
         panic!("granted");
     };
-    let (limits, others): (Vec<_>, Vec<_>) = actions.into_iter().partition(|action| matches!(action, Action::Limit(_)));
+    let (limits, others): (Vec<_>, Vec<_>) = actions
+        .into_iter()
+        .partition(|action| matches!(action, AgentAction::Limit(_)));
     node.perform(&others);
     assert_eq!(node.core.limited(), []);
     node.perform(&limits);

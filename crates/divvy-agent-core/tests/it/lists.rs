@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_agent_core::{Core, Listing};
+use divvy_agent_core::{AgentCore, Listing};
 use divvy_model::{Phase, Pod};
 use proptest::prelude::*;
 
@@ -44,7 +44,7 @@ fn a_list_that_began_before_a_pod_came_does_not_forget_it() {
 
 #[test]
 fn a_list_counts_for_pods_that_the_watch_left_out() {
-    let mut core = Core::new(settings());
+    let mut core = AgentCore::new(settings());
     core.reset_pods(vec![simple("stays", 0, 1), simple("gone", 0, 1), simple("ends", 0, 1)]);
     let listing = core.begin_list();
     let mut ends = simple("ends", 0, 1);
@@ -98,7 +98,7 @@ proptest! {
     /// even if lists were outdated.
     #[test]
     fn the_watch_has_the_last_word_whatever_lists_arrive_when(steps in proptest::collection::vec(step(), 1..60)) {
-        let mut core = Core::new(settings());
+        let mut core = AgentCore::new(settings());
         core.reset_pods(Vec::new());
         let mut server: BTreeMap<String, Pod> = BTreeMap::new();
         // UIDs, and the pods unless they are gone.

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_agent_core::{
-    Action, AllocateError, Core, Escape, Facts, Guarded, Handout, Key, Limit, MigStrategy, NodeFiles, NodeKey, Offer, Otherwise,
-    PreStart, Reason, Reconciled, ResourceSpec, Settings, SpecOnNode,
+    AgentAction, AgentCore, AllocateError, ContainerKey, CoreSettings, DecisionFacts, Escape, GpuOffer, Guarded, Handout,
+    LimitStep, MigStrategy, NodeFiles, NodeKey, Otherwise, PreStart, Reason, Reconciled, ResourceSpec, SpecOnNode,
 };
 use divvy_cdi as cdi;
-use divvy_cdi::{Device, Spec};
+use divvy_cdi::{CdiSpecDevice, Spec};
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, ContainerShare, Enforcement, Gpu, GpuShare, GrantRecord, Health, Held,
     MemoryUnit, MiB, Phase, Pod, PodRequest,
@@ -26,8 +26,8 @@ pub(crate) enum NotAdmitted {
     Allocate(#[from] AllocateError),
 }
 
-pub(crate) fn settings() -> Settings {
-    Settings {
+pub(crate) fn settings() -> CoreSettings {
+    CoreSettings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
         whole: false,
@@ -50,12 +50,12 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn of(actions: &[Action]) -> Limits {
+    pub(crate) fn of(actions: &[AgentAction]) -> Limits {
         let mut limits = Limits::default();
         for action in actions {
             match action {
-                Action::Limit(Limit::Files { shares, .. }) => limits.guarded.clone_from(shares),
-                Action::Limit(Limit::Driver { gpus, otherwise, .. }) => {
+                AgentAction::Limit(LimitStep::Files { shares, .. }) => limits.guarded.clone_from(shares),
+                AgentAction::Limit(LimitStep::Driver { gpus, otherwise, .. }) => {
                     limits.gpus.clone_from(gpus);
                     limits.are_required = *otherwise == Otherwise::Refuse;
                 }
@@ -74,10 +74,10 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
 }
 
 /// Complete these GPUs with the part that the agent offers of each.
-pub(crate) fn offered(settings: &Settings, gpus: &[Gpu]) -> Vec<Gpu> {
+pub(crate) fn offered(settings: &CoreSettings, gpus: &[Gpu]) -> Vec<Gpu> {
     let gpus = gpus.iter().cloned();
     gpus.map(|gpu| {
-        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
+        let GpuOffer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
         Gpu {
             reserve,
             units,
@@ -88,7 +88,7 @@ pub(crate) fn offered(settings: &Settings, gpus: &[Gpu]) -> Vec<Gpu> {
     .collect()
 }
 
-fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
+fn set_hardware(core: &mut AgentCore, gpus: &[Gpu]) {
     let gpus = offered(core.settings(), gpus);
     let drivers = gpus.iter().map(|gpu| (gpu.vendor, "550.54.15".to_owned()));
     core.set_hardware(drivers.collect(), gpus).expect("few ids");
@@ -177,8 +177,8 @@ pub(crate) fn gpus_of(node: &Node, uid: &str, container: &str) -> Vec<String> {
     record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
 }
 
-pub(crate) fn key(uid: &str, container: &str) -> Key {
-    Key {
+pub(crate) fn key(uid: &str, container: &str) -> ContainerKey {
+    ContainerKey {
         uid: uid.to_owned(),
         container: container.to_owned(),
     }
@@ -193,11 +193,11 @@ pub(crate) struct Running {
 }
 
 pub(crate) struct Node {
-    pub(crate) core: Core,
-    settings: Settings,
+    pub(crate) core: AgentCore,
+    settings: CoreSettings,
     gpus: Vec<Gpu>,
     // The agent's files on disk.
-    pub(crate) records: BTreeMap<Key, GrantRecord>,
+    pub(crate) records: BTreeMap<ContainerKey, GrantRecord>,
     pub(crate) specs: BTreeMap<String, String>,
     // The kubelet.
     pub(crate) handouts: Vec<Handout>,
@@ -214,9 +214,9 @@ pub(crate) struct Node {
 
 /// Return a CDI spec that names the GPUs and lists no files.
 fn spec_of(gpus: &[Gpu]) -> Spec {
-    let devices = gpus.iter().map(|gpu| Device {
+    let devices = gpus.iter().map(|gpu| CdiSpecDevice {
         name: gpu.uuid.clone(),
-        ..Device::default()
+        ..CdiSpecDevice::default()
     });
     Spec {
         kind: "nvidia.com/gpu".to_owned(),
@@ -231,8 +231,8 @@ impl Node {
         Node::with(settings(), gpus)
     }
 
-    pub(crate) fn with(settings: Settings, gpus: Vec<Gpu>) -> Node {
-        let mut core = Core::new(settings.clone());
+    pub(crate) fn with(settings: CoreSettings, gpus: Vec<Gpu>) -> Node {
+        let mut core = AgentCore::new(settings.clone());
         set_hardware(&mut core, &gpus);
         Node {
             core,
@@ -290,8 +290,8 @@ impl Node {
         self.core.delete_pod(uid);
     }
 
-    pub(crate) fn facts(&self) -> Facts {
-        Facts {
+    pub(crate) fn facts(&self) -> DecisionFacts {
+        DecisionFacts {
             handouts: Some(self.handouts.clone()),
             populated: self.populated.clone(),
             synced: self.synced,
@@ -317,19 +317,19 @@ impl Node {
         self.memory_in_use = Some(in_use);
     }
 
-    pub(crate) fn perform(&mut self, actions: &[Action]) {
+    pub(crate) fn perform(&mut self, actions: &[AgentAction]) {
         for action in actions {
             match action {
-                Action::WriteRecord(record) => {
-                    self.records.insert(Key::of(record), record.clone());
+                AgentAction::WriteRecord(record) => {
+                    self.records.insert(ContainerKey::of(record), record.clone());
                 }
-                Action::RemoveRecord(key) => {
+                AgentAction::RemoveRecord(key) => {
                     self.records.remove(key);
                 }
-                Action::WriteSpec { name, text } => {
+                AgentAction::WriteSpec { name, text } => {
                     self.specs.insert(name.clone(), text.clone());
                 }
-                Action::RemoveSpec { name, owner } => {
+                AgentAction::RemoveSpec { name, owner } => {
                     if self
                         .specs
                         .get(name)
@@ -338,8 +338,8 @@ impl Node {
                         self.specs.remove(name);
                     }
                 }
-                Action::Limit(_) => {}
-                Action::Event { uid, reason, text, .. } => self.events.push((uid.clone(), reason, text.clone())),
+                AgentAction::Limit(_) => {}
+                AgentAction::Event { uid, reason, text, .. } => self.events.push((uid.clone(), reason, text.clone())),
             }
             self.core.commit(action);
         }
@@ -438,7 +438,7 @@ impl Node {
                 let listing = self.core.begin_list();
                 let actions = self.core.listed(listing, self.pods.values().cloned().collect());
                 self.perform(&actions.expect("no watch began again"));
-                let fresh = Facts {
+                let fresh = DecisionFacts {
                     fresh: true,
                     ..self.facts()
                 };
@@ -518,14 +518,14 @@ impl Node {
     }
 
     /// Restart the agent with other settings.
-    pub(crate) fn change_settings(&mut self, change: impl FnOnce(&mut Settings)) {
+    pub(crate) fn change_settings(&mut self, change: impl FnOnce(&mut CoreSettings)) {
         change(&mut self.settings);
         self.restart_agent();
     }
 
     /// Start a new agent process. Its knowledge comes from disk, from the checkpoint, and from the API server.
     pub(crate) fn restart_agent(&mut self) {
-        let mut core = Core::new(self.settings.clone());
+        let mut core = AgentCore::new(self.settings.clone());
         core.load_records(self.records.values().cloned().collect());
         set_hardware(&mut core, &self.gpus);
         core.set_handouts(self.handouts.clone());

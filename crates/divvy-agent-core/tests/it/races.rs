@@ -1,6 +1,6 @@
 //! The races of `docs/compatibility/races.md`, as far as the agent's decisions show them.
 
-use divvy_agent_core::{Class, PreStart, Reason, ResourceSpec};
+use divvy_agent_core::{DisagreementClass, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::App;
 use divvy_model::{Allocation, Held, MiB};
 
@@ -54,7 +54,7 @@ fn r6_a_force_deleted_pod_holds_memory_over_a_restart() {
     assert_eq!(found.held["GPU-0"], MiB(3072));
     let gpu = &node.core.inventory().gpus[0];
     assert_eq!((gpu.held, gpu.held_by_pod), (MiB(3072), Some(false)));
-    assert_eq!(found.classes[&Class::HeldWithoutPod], 1);
+    assert_eq!(found.classes[&DisagreementClass::HeldWithoutPod], 1);
     assert_eq!(
         node.events
             .iter()
@@ -119,7 +119,7 @@ fn r18_ids_handed_out_twice_give_nobody_memory_twice() {
     let (reason, text) = node.start("b", "main").expect_err("two pods, one set");
     assert_eq!(reason, Reason::DoubleHandout);
     assert!(text.contains("default/pod-a and default/pod-b"), "{text}");
-    assert_eq!(node.reconcile().classes[&Class::DoubleHandout], 1);
+    assert_eq!(node.reconcile().classes[&DisagreementClass::DoubleHandout], 1);
     // One of the pods ends, and the other starts on the GPU of its allocation.
     node.processes_end("a");
     node.object_gone("a");

@@ -1,6 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Action, Class, Escape, Facts, FileChange, Guard, Reaction, ResourceSpec, Settings};
+use divvy_agent_core::{
+    AgentAction, CoreSettings, DecisionFacts, DisagreementClass, Escape, FileChange, Guard, Reaction, ResourceSpec,
+};
 use divvy_model::limits::NODE_EVICTIONS;
 use divvy_model::{MiB, Phase};
 
@@ -46,7 +48,7 @@ fn a_grant_ends_only_after_pod_and_processes() {
         assert_eq!(node.records.len(), 1, "{name}");
         node.populated.remove("a");
         let found = node.reconcile();
-        assert_eq!(found.classes.get(&Class::GrantEnded), Some(&1), "{name}");
+        assert_eq!(found.classes.get(&DisagreementClass::GrantEnded), Some(&1), "{name}");
         assert!(node.records.is_empty() && node.specs.is_empty(), "{name}");
         // The other order: no processes are left, but the object still exists.
         let mut node = running(&[4096], &[("a", 0, 3)]);
@@ -88,7 +90,7 @@ fn after_a_reboot_specs_are_rebuilt_from_the_records() {
     gpus[0].nodes = vec!["nvidia1".to_owned()];
     gpus[1].nodes = vec!["nvidia0".to_owned()];
     let mut rebooted = Node::with(
-        Settings {
+        CoreSettings {
             boot_id: "boot-2".to_owned(),
             ..settings()
         },
@@ -99,7 +101,7 @@ fn after_a_reboot_specs_are_rebuilt_from_the_records() {
     rebooted.pods = node.pods;
     rebooted.restart_agent();
     let found = rebooted.reconcile();
-    assert_eq!(found.classes.get(&Class::SpecRebuilt), Some(&1));
+    assert_eq!(found.classes.get(&DisagreementClass::SpecRebuilt), Some(&1));
     assert_eq!(
         rebooted.specs.keys().collect::<BTreeSet<_>>(),
         before.keys().collect::<BTreeSet<_>>()
@@ -120,8 +122,8 @@ fn a_lost_state_directory_comes_back_from_the_specs() {
     node.records.clear();
     node.restart_agent();
     let found = node.reconcile();
-    assert_eq!(found.classes.get(&Class::RecordRebuilt), Some(&2));
-    assert_eq!(found.classes.get(&Class::SpecOrphan), Some(&1));
+    assert_eq!(found.classes.get(&DisagreementClass::RecordRebuilt), Some(&2));
+    assert_eq!(found.classes.get(&DisagreementClass::SpecOrphan), Some(&1));
     assert_eq!(node.records[&key("a", "main")], before[&key("a", "main")]);
     assert_eq!(
         node.records[&key("ghost", "main")],
@@ -155,8 +157,8 @@ fn specs_of_nobody_go_and_specs_that_were_changed_come_back() {
         node.specs.insert("00".repeat(16), "garbage".to_owned());
         node.specs.insert(name.clone(), "{}".to_owned());
         let found = node.reconcile();
-        assert_eq!(found.classes.get(&Class::SpecOrphan), Some(&1));
-        assert_eq!(found.classes.get(&Class::SpecRebuilt), Some(&1));
+        assert_eq!(found.classes.get(&DisagreementClass::SpecOrphan), Some(&1));
+        assert_eq!(found.classes.get(&DisagreementClass::SpecRebuilt), Some(&1));
         assert_eq!(node.specs, before);
         assert_eq!(node.reconcile().classes, [].into());
     }
@@ -201,23 +203,23 @@ fn a_lost_checkpoint_is_said_once_for_each_pod() {
     let mut node = running(&[4096], &[("a", 0, 2), ("b", 0, 2)]);
     node.handouts.clear();
     for _ in 0..3 {
-        assert_eq!(node.reconcile().classes.get(&Class::CheckpointLost), Some(&2));
+        assert_eq!(node.reconcile().classes.get(&DisagreementClass::CheckpointLost), Some(&2));
     }
     assert_eq!(node.events.len(), 2, "{:?}", node.events);
     // A checkpoint that cannot be read is different: nothing is known, so no event is posted and nothing is lost.
-    let facts = Facts {
+    let facts = DecisionFacts {
         handouts: None,
         ..node.facts()
     };
     let found = node.core.reconcile(&facts);
-    assert_eq!(found.actions, Vec::<Action>::new());
+    assert_eq!(found.actions, Vec::<AgentAction>::new());
 }
 
 #[test]
 fn a_gpu_that_became_too_small_is_reported_and_takes_no_more() {
     let mut node = running(&[4096], &[("a", 0, 2), ("b", 0, 2)]);
     let mut smaller = Node::with(
-        Settings {
+        CoreSettings {
             reserve: MiB(1024),
             whole: false,
             ..settings()
@@ -231,7 +233,7 @@ fn a_gpu_that_became_too_small_is_reported_and_takes_no_more() {
     smaller.populated = std::mem::take(&mut node.populated);
     smaller.restart_agent();
     let found = smaller.reconcile();
-    assert_eq!(found.classes.get(&Class::Overcommitted), Some(&2));
+    assert_eq!(found.classes.get(&DisagreementClass::Overcommitted), Some(&2));
     let text = &smaller
         .events
         .iter()
@@ -255,19 +257,27 @@ fn a_pod_restarts_from_its_record_without_the_api_server() {
 /// The driver's processes are compared with the grants. Each difference is reported once per pod and class, and no pod loses anything.
 #[test]
 fn a_process_without_or_beyond_a_grant_is_reported_once() {
-    type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(Class, u64)]);
+    type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(DisagreementClass, u64)]);
     let cases: [Case<'_>; 8] = [
         ("no processes", &[], &[]),
         ("within the grant", &[("a", 0, 3072)], &[]),
         ("the driver does not say how much", &[("a", 0, 0)], &[]),
-        ("more than granted", &[("a", 0, 3073)], &[(Class::MemoryExceeded, 1)]),
-        ("the wrong GPU", &[("a", 1, 1)], &[(Class::NotGranted, 1)]),
-        ("a pod without a request", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
-        ("an unknown pod", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
+        (
+            "more than granted",
+            &[("a", 0, 3073)],
+            &[(DisagreementClass::MemoryExceeded, 1)],
+        ),
+        ("the wrong GPU", &[("a", 1, 1)], &[(DisagreementClass::NotGranted, 1)]),
+        (
+            "a pod without a request",
+            &[("other", 1, 10)],
+            &[(DisagreementClass::NotGranted, 1)],
+        ),
+        ("an unknown pod", &[("unknown", 1, 10)], &[(DisagreementClass::NotGranted, 1)]),
         (
             "both at once",
             &[("a", 0, 4000), ("a", 1, 1)],
-            &[(Class::NotGranted, 1), (Class::MemoryExceeded, 1)],
+            &[(DisagreementClass::NotGranted, 1), (DisagreementClass::MemoryExceeded, 1)],
         ),
     ];
     for (name, processes, expected) in cases {
@@ -304,13 +314,13 @@ fn an_escaped_pod_is_told_once_and_always_counted() {
     for (escapes, class, reason, parts) in [
         (
             vec![unguarded("GPU-0")],
-            Class::Unguarded,
+            DisagreementClass::Unguarded,
             "GuardAvoided",
             ["process 4711", "GPU 0"],
         ),
         (
             vec![tampered],
-            Class::Tampered,
+            DisagreementClass::Tampered,
             "GuardFileChanged",
             ["the file has 3 bytes", "GPU 0"],
         ),
@@ -319,13 +329,13 @@ fn an_escaped_pod_is_told_once_and_always_counted() {
                 uuid: "GPU-0".to_owned(),
                 pid: 4711,
             }],
-            Class::NotGranted,
+            DisagreementClass::NotGranted,
             "GpuNotGranted",
             ["process 4711", "GPU 0, which was not granted"],
         ),
         (
             vec![exceeded()],
-            Class::MemoryExceeded,
+            DisagreementClass::MemoryExceeded,
             "GpuMemoryExceeded",
             ["use 4000 MiB of GPU 0", "3072 MiB were granted"],
         ),
@@ -333,7 +343,7 @@ fn an_escaped_pod_is_told_once_and_always_counted() {
             vec![Escape::Busy {
                 uuid: "GPU-0".to_owned(),
             }],
-            Class::Busy,
+            DisagreementClass::Busy,
             "GuardFileBusy",
             ["cannot be read in time", "GPU 0"],
         ),
@@ -341,7 +351,7 @@ fn an_escaped_pod_is_told_once_and_always_counted() {
             vec![Escape::Crowded {
                 uuid: "GPU-0".to_owned(),
             }],
-            Class::Crowded,
+            DisagreementClass::Crowded,
             "TooManyGpuProcesses",
             ["at most 256 processes", "GPU 0"],
         ),
@@ -350,11 +360,11 @@ fn an_escaped_pod_is_told_once_and_always_counted() {
                 uuid: "GPU-0".to_owned(),
                 text: "not supported".to_owned(),
             }],
-            Class::Untimed,
+            DisagreementClass::Untimed,
             "NotLimited",
             ["compute time", "(not supported)"],
         ),
-        (vec![unguarded("GPU-gone")], Class::Unguarded, "", [""; 2]),
+        (vec![unguarded("GPU-gone")], DisagreementClass::Unguarded, "", [""; 2]),
     ] {
         let mut node = running(&[4096], &[("a", 0, 3)]);
         let expected = usize::from(!reason.is_empty());
@@ -414,7 +424,11 @@ fn one_event_says_what_happens_to_a_greedy_pod() {
         // The list of the driver says the same as the sign.
         node.processes(&[("pod-00", 0, 4000)]);
         let found = node.reconcile();
-        assert_eq!(found.classes.get(&Class::MemoryExceeded), Some(&1), "counted once");
+        assert_eq!(
+            found.classes.get(&DisagreementClass::MemoryExceeded),
+            Some(&1),
+            "counted once"
+        );
         let texts: Vec<_> = node.events.iter().map(|(.., text)| text.clone()).collect();
         assert!(
             matches!(&texts[..], [text] if text.ends_with(part)),
@@ -462,5 +476,8 @@ fn a_process_of_a_grant_that_has_just_ended_is_no_stray() {
     node.object_gone("a");
     node.processes_end("a");
     let found = node.reconcile();
-    assert_eq!(found.classes.keys().copied().collect::<Vec<_>>(), [Class::GrantEnded]);
+    assert_eq!(
+        found.classes.keys().copied().collect::<Vec<_>>(),
+        [DisagreementClass::GrantEnded]
+    );
 }

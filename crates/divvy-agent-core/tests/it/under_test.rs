@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_agent_core::{Core, PreStart, Reason, Tests};
+use divvy_agent_core::{AgentCore, PreStart, Reason, Tests};
 use divvy_model::limits::{TEST_LASTS, TEST_RUN_BYTES};
 use divvy_model::out_of_service::{GpusOutOfService, out_of_service_key, under_test_key};
 use divvy_model::{Health, PodRequest, names};
@@ -103,7 +103,7 @@ fn no_container_starts_before_gpu_service_is_known() {
     node.admit("a").expect("admitted");
     // The agent restarts, and the API server does not answer: it knows the GPU from the driver, and pods from its records.
     let ids: Vec<String> = node.ids_of("a", "main").into_iter().collect();
-    let mut core = Core::new(settings());
+    let mut core = AgentCore::new(settings());
     core.set_hardware(BTreeMap::new(), node.core.gpus().to_vec())
         .expect("few ids");
     core.set_handouts(node.facts().handouts.expect("read"));

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use divvy_agent_core::{MigStrategy, Offer, PreStart, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{CoreSettings, GpuOffer, MigStrategy, PreStart, Reason, ResourceSpec};
 use divvy_model::{Enforcement, GpuRules, Held, Isolation, MiB, Partition, Phase, Pod, Vendor, names};
 
 use crate::node::{GIB, Limits, Node, gpu, settings, simple};
 use crate::whole::{gpu_of, ids_of, nodes_of, others, placed_of, whole_of};
 
-fn sharing(vendor: Vendor) -> Settings {
-    Settings {
+fn sharing(vendor: Vendor) -> CoreSettings {
+    CoreSettings {
         also_shared: BTreeSet::from([vendor]),
         ..settings()
     }
@@ -50,7 +50,7 @@ fn a_vendors_gpus_are_shared_if_the_operator_says_so() {
         };
         // These two are about NVIDIA's GPUs.
         for (whole, mig) in [(false, MigStrategy::None), (true, MigStrategy::Mixed)] {
-            let settings = Settings {
+            let settings = CoreSettings {
                 also_shared: shared.iter().copied().collect(),
                 reserve: MiB(2048),
                 whole,
@@ -58,7 +58,7 @@ fn a_vendors_gpus_are_shared_if_the_operator_says_so() {
                 ..settings()
             };
             let offer = |part: Option<&Partition>| {
-                let Offer { reserve, units, whole } = settings.offer(vendor, MiB(65520), part);
+                let GpuOffer { reserve, units, whole } = settings.offer(vendor, MiB(65520), part);
                 (reserve, units, whole == Some(vendor.into()))
             };
             assert_eq!(offer(None), expected, "{vendor} {shared:?}");

@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Class, Handout, PreStart, Reason, ResourceSpec};
+use divvy_agent_core::{DisagreementClass, Handout, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{
-    ContainerKind, Gpu, Health, Held, Link, LinkKind, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeKind,
+    ContainerKind, Gpu, GpuLink, Health, Held, LinkKind, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeKind,
     WholeRequest, names,
 };
 
@@ -387,7 +387,7 @@ fn without_an_allocation_the_most_linked_gpus_are_preferred() {
     // Two hives: 0, 2, 4, 6 and 1, 3, 5, 7.
     for index in 0..8_u32 {
         let peers = (0..8_u32).filter(|peer| *peer != index && peer % 2 == index % 2);
-        let link = |peer| Link {
+        let link = |peer| GpuLink {
             peer: amd(peer).uuid,
             kind: LinkKind::Xgmi,
             count: 1,
@@ -419,7 +419,7 @@ fn a_departed_pod_holds_the_gpus_of_all_its_containers() {
     node.start("a", "two").expect("started");
     node.object_gone("a");
     let found = node.reconcile();
-    assert_eq!(found.classes.get(&Class::HeldWithoutPod), Some(&1));
+    assert_eq!(found.classes.get(&DisagreementClass::HeldWithoutPod), Some(&1));
     let held: Vec<&String> = found.held.keys().collect();
     assert_eq!(held, [&amd(0).uuid, &amd(1).uuid, &amd(2).uuid]);
 }

@@ -1,7 +1,7 @@
 //! The files of guarded pods, which the pods' processes have mounted too.
 //!
 //! A pod can slow down each operation on its files. So no operation is made on the runtime's thread, and none while a lock is held: this module has the open
-//! files, all its functions that use one are private, and they have nothing but the files and a [`Job`]. All that the agent can do is [`ShareFiles::run`], which is
+//! files, all its functions that use one are private, and they have nothing but the files and a [`ShareJob`]. All that the agent can do is [`OpenShareFiles::run`], which is
 //! to be awaited. A share whose job does not end in [`PATIENCE`] is left out, and the jobs of the others go on in another thread.
 //!
 //! The agent holds both files open for reading and writing from before the pod's first process until the share is gone. So no process gets a lease on them
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use divvy_agent_core::{FileChange, FileStatus, LimitsToWrite, ShareFound, ShareId, USAGE_MODE, UsageReading};
 use divvy_shadow::sys::wake;
-use divvy_share::limits::{Limits, Unreadable};
+use divvy_share::limits::{ShareLimits, UnreadableLimits};
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -50,37 +50,37 @@ const FIRST: usize = usage::HEAD + 15 * usage::SLOT;
 
 /// What to do with the files of a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Job {
-    /// Open the files that an earlier agent made, and read them. The outcome is [`Outcome::Found`].
+pub(crate) enum ShareJob {
+    /// Open the files that an earlier agent made, and read them. The outcome is [`JobOutcome::Found`].
     Open,
-    /// Make the files if they are not there, repair the file of usage if it was changed, and read them. The outcome is [`Outcome::Found`].
+    /// Make the files if they are not there, repair the file of usage if it was changed, and read them. The outcome is [`JobOutcome::Found`].
     Make,
-    /// Read the file of usage. The outcome is [`Outcome::Read`].
+    /// Read the file of usage. The outcome is [`JobOutcome::Read`].
     Read,
     /// Read the file of usage, look for changes that its content does not show, and restore its size, its permissions, and its head if a program changed them.
-    /// The outcome is [`Outcome::Read`].
+    /// The outcome is [`JobOutcome::Read`].
     Check,
-    /// Write the file of limits, unless something newer was written, and wake the processes that wait for it. The outcome is [`Outcome::Wrote`].
+    /// Write the file of limits, unless something newer was written, and wake the processes that wait for it. The outcome is [`JobOutcome::Wrote`].
     Write(Box<LimitsToWrite>),
 }
 
-/// What became of a [`Job`].
+/// What became of a [`ShareJob`].
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum JobOutcome {
     /// What is in the files.
     Found(Box<ShareFound>),
     /// What the file of usage says.
     Read(UsageReading),
     /// What the file of limits says now.
-    Wrote(Limits),
+    Wrote(ShareLimits),
 }
 
 /// The outcomes of jobs, each share's once. A share is missing if its job did not end in time.
-pub(crate) type Outcomes = Vec<(ShareId, Result<Outcome, FileError>)>;
+pub(crate) type Outcomes = Vec<(ShareId, Result<JobOutcome, FileError>)>;
 
 /// The open files of all shares.
 #[derive(Debug)]
-pub(crate) struct ShareFiles {
+pub(crate) struct OpenShareFiles {
     root: PathBuf,
     seats: Arc<Seats>,
     /// [`SEARCH`].
@@ -106,9 +106,9 @@ impl Seats {
     }
 
     /// Take the files of the first share that has its files here.
-    fn take(&self, root: &Path, jobs: &mut VecDeque<(ShareId, Job)>) -> Option<(ShareId, OpenFiles, Job)> {
+    fn take(&self, root: &Path, jobs: &mut VecDeque<(ShareId, ShareJob)>) -> Option<(ShareId, OpenFiles, ShareJob)> {
         let mut seats = self.lock();
-        let take = |(at, (id, _)): (usize, &(ShareId, Job))| {
+        let take = |(at, (id, _)): (usize, &(ShareId, ShareJob))| {
             let taken = Seat::Taken { is_late: false };
             let files = match seats.get_mut(id) {
                 Some(Seat::Taken { .. }) => return None,
@@ -146,7 +146,7 @@ impl Seats {
 
 /// One run of jobs.
 #[derive(Debug)]
-struct Queue {
+struct JobQueue {
     root: PathBuf,
     seats: Arc<Seats>,
     search: Duration,
@@ -157,18 +157,18 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Todo {
-    jobs: VecDeque<(ShareId, Job)>,
+    jobs: VecDeque<(ShareId, ShareJob)>,
     /// The shares whose jobs have begun and have not ended: one for each thread.
     begun: Vec<ShareId>,
     done: Outcomes,
 }
 
-impl Queue {
+impl JobQueue {
     fn todo(&self) -> MutexGuard<'_, Todo> {
         self.todo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self) -> Option<(ShareId, OpenFiles, Job)> {
+    fn next(&self) -> Option<(ShareId, OpenFiles, ShareJob)> {
         let mut todo = self.todo();
         let next = self.seats.take(&self.root, &mut todo.jobs)?;
         todo.begun.push(next.0.clone());
@@ -215,15 +215,15 @@ impl Queue {
     }
 }
 
-impl ShareFiles {
+impl OpenShareFiles {
     /// `root` is the directory of all shares.
-    pub(crate) fn new(root: PathBuf) -> ShareFiles {
+    pub(crate) fn new(root: PathBuf) -> OpenShareFiles {
         Self::searching(root, SEARCH)
     }
 
     /// The same, with another limit for the search of the owners of slots.
-    pub(super) fn searching(root: PathBuf, search: Duration) -> ShareFiles {
-        ShareFiles {
+    pub(super) fn searching(root: PathBuf, search: Duration) -> OpenShareFiles {
+        OpenShareFiles {
             root,
             seats: Arc::default(),
             search,
@@ -244,7 +244,7 @@ impl ShareFiles {
     }
 
     /// Perform jobs, one for each share, and wait until all have ended that end in time.
-    pub(crate) async fn run(&self, mut jobs: Vec<(ShareId, Job)>) -> Outcomes {
+    pub(crate) async fn run(&self, mut jobs: Vec<(ShareId, ShareJob)>) -> Outcomes {
         let late = self.seats.late();
         jobs.retain(|(id, _)| !late.contains(id));
         let expected = jobs.len();
@@ -282,8 +282,8 @@ impl ShareFiles {
         std::mem::take(&mut queue.todo().done)
     }
 
-    fn queue(&self, jobs: Vec<(ShareId, Job)>) -> Queue {
-        Queue {
+    fn queue(&self, jobs: Vec<(ShareId, ShareJob)>) -> JobQueue {
+        JobQueue {
             root: self.root.clone(),
             seats: self.seats.clone(),
             search: self.search,
@@ -299,7 +299,7 @@ impl ShareFiles {
     /// Have a job of a share be late, as if an operation on its files did not end.
     #[cfg(test)]
     pub(super) fn hang(&self, id: &ShareId) {
-        let queue = self.queue(vec![(id.clone(), Job::Check)]);
+        let queue = self.queue(vec![(id.clone(), ShareJob::Check)]);
         drop(queue.next());
         queue.give_up();
     }
@@ -343,7 +343,7 @@ struct OpenFiles {
     /// The user and the group of this program, which owns the files that it makes.
     owner: (u32, u32),
     /// What this agent, or the one before, wrote into the file of limits, and its generation.
-    written: Option<(u64, Limits)>,
+    written: Option<(u64, ShareLimits)>,
     /// The number of what was written last.
     number: Option<u64>,
     /// How many bytes of the file of usage said something when it was read last. They do not become fewer.
@@ -373,19 +373,19 @@ impl OpenFiles {
         self.directory.join(name)
     }
 
-    fn perform(&mut self, job: Job, search: Duration) -> Result<Outcome, FileError> {
+    fn perform(&mut self, job: ShareJob, search: Duration) -> Result<JobOutcome, FileError> {
         match job {
-            Job::Open => self.found(search),
-            Job::Make => self.make(search),
-            Job::Read => Ok(Outcome::Read(self.read(search, false)?)),
-            Job::Check => Ok(Outcome::Read(self.read(search, true)?)),
-            Job::Write(limits) => self.write(&limits),
+            ShareJob::Open => self.found(search),
+            ShareJob::Make => self.make(search),
+            ShareJob::Read => Ok(JobOutcome::Read(self.read(search, false)?)),
+            ShareJob::Check => Ok(JobOutcome::Read(self.read(search, true)?)),
+            ShareJob::Write(limits) => self.write(&limits),
         }
     }
 
-    fn make(&mut self, search: Duration) -> Result<Outcome, FileError> {
+    fn make(&mut self, search: Duration) -> Result<JobOutcome, FileError> {
         files::make_directory(&self.directory, 0o755)?;
-        let empty = Limits::default().file();
+        let empty = ShareLimits::default().file();
         for (name, content, mode) in [(USAGE, &usage::file()[..], USAGE_MODE), (LIMITS, &empty[..], 0o644)] {
             let path = self.path(name);
             if path.symlink_metadata().is_err() {
@@ -405,22 +405,22 @@ impl OpenFiles {
         self.found(search)
     }
 
-    fn found(&mut self, search: Duration) -> Result<Outcome, FileError> {
+    fn found(&mut self, search: Duration) -> Result<JobOutcome, FileError> {
         let usage = self.read(search, true)?;
         let limits = self.limits()?;
         self.written = limits.ok();
         let limits = limits.map(|(_, limits)| limits);
-        Ok(Outcome::Found(Box::new(ShareFound { limits, usage })))
+        Ok(JobOutcome::Found(Box::new(ShareFound { limits, usage })))
     }
 
     /// Read the file of limits: the generation, and the limits.
-    fn limits(&self) -> Result<Result<(u64, Limits), Unreadable>, FileError> {
+    fn limits(&self) -> Result<Result<(u64, ShareLimits), UnreadableLimits>, FileError> {
         let Some(file) = &self.limits else {
-            return Ok(Err(Unreadable::Foreign));
+            return Ok(Err(UnreadableLimits::Foreign));
         };
         let mut bytes = [0; limits::SIZE];
         let length = read_at(file, &mut bytes).map_err(self.failed("read", LIMITS))?;
-        Ok(Limits::from_bytes(&bytes[..length]))
+        Ok(ShareLimits::from_bytes(&bytes[..length]))
     }
 
     /// Open the files that are not open. Return why one cannot be opened, if a program in the pod causes that.
@@ -436,7 +436,7 @@ impl OpenFiles {
                 Ok(file) => self.limits = Some(file),
                 Err(error) => return self.refused(LIMITS, error),
             }
-            self.is_made_later = matches!(self.limits()?, Err(Unreadable::Newer(_)));
+            self.is_made_later = matches!(self.limits()?, Err(UnreadableLimits::Newer(_)));
         }
         Ok(None)
     }
@@ -535,9 +535,9 @@ impl OpenFiles {
         matches!(found, Some(Ok(()))) && slots.is_empty()
     }
 
-    fn write(&mut self, LimitsToWrite { limits, number }: &LimitsToWrite) -> Result<Outcome, FileError> {
+    fn write(&mut self, LimitsToWrite { limits, number }: &LimitsToWrite) -> Result<JobOutcome, FileError> {
         if let Some((_, newer)) = self.written.filter(|_| self.number > Some(*number)) {
-            return Ok(Outcome::Wrote(newer));
+            return Ok(JobOutcome::Wrote(newer));
         }
         if self.limits.is_none() {
             self.open()?;
@@ -567,7 +567,7 @@ impl OpenFiles {
         };
         self.written = Some((generation, *limits));
         self.number = Some(*number);
-        Ok(Outcome::Wrote(*limits))
+        Ok(JobOutcome::Wrote(*limits))
     }
 }
 

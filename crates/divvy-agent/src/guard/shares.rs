@@ -1,4 +1,4 @@
-//! The shares of guarded pods: decisions are made by [`GuardedShares`] under a lock that is held for microseconds, and files are used by [`ShareFiles`] without a lock.
+//! The shares of guarded pods: decisions are made by [`GuardedShares`] under a lock that is held for microseconds, and files are used by [`OpenShareFiles`] without a lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,11 +12,11 @@ use divvy_agent_core::{
 use divvy_hardware::GpuProcesses;
 use divvy_hardware::client::ProbeHandle;
 use divvy_hardware::protocol::{Kill, ShareName};
-use divvy_share::limits::Unreadable;
+use divvy_share::limits::UnreadableLimits;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use super::share_files::{Job, Outcome, ShareFiles};
+use super::share_files::{JobOutcome, OpenShareFiles, ShareJob};
 use crate::clock::{monotonic, nanos};
 use crate::files::FileError;
 
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The shares of guarded pods, and their files.
 #[derive(Debug)]
 pub(crate) struct Shares {
-    files: ShareFiles,
+    files: OpenShareFiles,
     state: Mutex<GuardedShares>,
     /// What was logged last about the files of a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: Mutex<BTreeMap<ShareId, String>>,
@@ -55,17 +55,17 @@ impl Shares {
     /// The directories cannot be listed.
     pub(crate) async fn open(root: &Path, may_stop: bool) -> Result<Shares, FileError> {
         let shares = Shares {
-            files: ShareFiles::new(root.to_owned()),
+            files: OpenShareFiles::new(root.to_owned()),
             state: Mutex::new(GuardedShares::new(may_stop)),
             told: Mutex::default(),
         };
         let present = shares.files.present()?;
-        let jobs = present.iter().map(|id| (id.clone(), Job::Open)).collect();
+        let jobs = present.iter().map(|id| (id.clone(), ShareJob::Open)).collect();
         let mut opened: BTreeMap<_, _> = shares.files.run(jobs).await.into_iter().collect();
         let now = nanos(monotonic());
         for id in present {
             let found = match opened.remove(&id) {
-                Some(Ok(Outcome::Found(found))) => *found,
+                Some(Ok(JobOutcome::Found(found))) => *found,
                 Some(Err(error)) => {
                     shares.tell(&id, Some(error.to_string()));
                     UNREAD
@@ -96,24 +96,24 @@ impl Shares {
     /// A file cannot be written.
     pub(crate) async fn hold(&self, pod: &str, gpus: &[Guarded]) -> Result<(), HoldError> {
         let ids: Vec<ShareId> = gpus.iter().map(|gpu| ShareId::new(pod, &gpu.uuid)).collect();
-        let jobs = ids.iter().map(|id| (id.clone(), Job::Make)).collect();
+        let jobs = ids.iter().map(|id| (id.clone(), ShareJob::Make)).collect();
         let mut made: BTreeMap<_, _> = self.files.run(jobs).await.into_iter().collect();
         let mut writes = Vec::new();
         for (id, gpu) in ids.iter().zip(gpus) {
             let found = match made.remove(id) {
-                Some(Ok(Outcome::Found(found))) => found,
+                Some(Ok(JobOutcome::Found(found))) => found,
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok(_)) | None => return Err(HoldError::Late(gpu.uuid.clone())),
             };
             let limits = self
                 .state()
                 .hold(id.clone(), gpu.memory, gpu.cores, &found, nanos(monotonic()))?;
-            writes.push((id.clone(), Job::Write(Box::new(limits))));
+            writes.push((id.clone(), ShareJob::Write(Box::new(limits))));
         }
         let mut outcomes: BTreeMap<_, _> = self.files.run(writes).await.into_iter().collect();
         for (id, gpu) in ids.iter().zip(gpus) {
             match outcomes.remove(id) {
-                Some(Ok(Outcome::Wrote(limits))) => self.state().wrote(id, limits),
+                Some(Ok(JobOutcome::Wrote(limits))) => self.state().wrote(id, limits),
                 Some(Err(error)) => return Err(error.into()),
                 Some(Ok(_)) | None => return Err(HoldError::Late(gpu.uuid.clone())),
             }
@@ -172,30 +172,30 @@ impl Shares {
     /// Read the files of usage that are to be read before the driver is asked.
     pub(crate) async fn read_before(&self) -> Readings {
         let ids: Vec<ShareId> = self.state().read_twice().cloned().collect();
-        self.read_files(ids, Job::Read).await
+        self.read_files(ids, ShareJob::Read).await
     }
 
     /// Read the files of usage of all shares.
     pub(crate) async fn read(&self) -> Readings {
-        self.read_all(Job::Read).await
+        self.read_all(ShareJob::Read).await
     }
 
     /// Read the files of usage of all shares, look for changes that their content does not show, and restore what a program changed.
     pub(crate) async fn check(&self) -> Readings {
-        self.read_all(Job::Check).await
+        self.read_all(ShareJob::Check).await
     }
 
-    async fn read_all(&self, job: Job) -> Readings {
+    async fn read_all(&self, job: ShareJob) -> Readings {
         let ids: Vec<ShareId> = self.state().ids().cloned().collect();
         self.read_files(ids, job).await
     }
 
-    async fn read_files(&self, ids: Vec<ShareId>, job: Job) -> Readings {
+    async fn read_files(&self, ids: Vec<ShareId>, job: ShareJob) -> Readings {
         let outcomes = self.files.run(ids.into_iter().map(|id| (id, job.clone())).collect()).await;
         let readings = outcomes.into_iter().filter_map(|(id, outcome)| match outcome {
-            Ok(Outcome::Read(reading)) => {
+            Ok(JobOutcome::Read(reading)) => {
                 let fault = reading.change.as_ref().map(FileChange::to_string);
-                if fault.is_some() || job == Job::Check {
+                if fault.is_some() || job == ShareJob::Check {
                     self.tell(&id, fault);
                 }
                 Some((id, reading))
@@ -220,7 +220,7 @@ impl Shares {
     /// the monotonic clock.
     pub(crate) async fn kept_busy(&self, measured: &BTreeMap<String, BTreeMap<String, u64>>, now: u64) {
         let timed = self.state().timed_shares(&measured.keys().cloned().collect());
-        let readings = self.read_files(timed, Job::Read).await;
+        let readings = self.read_files(timed, ShareJob::Read).await;
         {
             let mut state = self.state();
             for (gpu, busy) in measured {
@@ -235,11 +235,11 @@ impl Shares {
         let unwritten = self.state().unwritten();
         let jobs = unwritten
             .into_iter()
-            .map(|(id, limits)| (id, Job::Write(Box::new(limits))))
+            .map(|(id, limits)| (id, ShareJob::Write(Box::new(limits))))
             .collect();
         for (id, outcome) in self.files.run(jobs).await {
             match outcome {
-                Ok(Outcome::Wrote(limits)) => self.state().wrote(&id, limits),
+                Ok(JobOutcome::Wrote(limits)) => self.state().wrote(&id, limits),
                 // The next measurement tries again.
                 Err(error) => self.tell(&id, Some(error.to_string())),
                 Ok(_) => {}
@@ -291,7 +291,7 @@ impl Shares {
 
 /// Files that could not be read.
 const UNREAD: ShareFound = ShareFound {
-    limits: Err(Unreadable::Foreign),
+    limits: Err(UnreadableLimits::Foreign),
     usage: UsageReading {
         change: None,
         slots: None,

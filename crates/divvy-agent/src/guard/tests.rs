@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use divvy_agent_core::{Escape, FileChange, Guarded, InSlots, Readings, ShareId, UsageReading};
-use divvy_hardware::{GpuProcesses, Process};
+use divvy_hardware::{GpuProcess, GpuProcesses};
 use divvy_model::MiB;
 use divvy_shadow::sys;
-use divvy_share::limits::{self, Limits, WHOLE};
+use divvy_share::limits::{self, ShareLimits, WHOLE};
 use divvy_share::{LIMITS, USAGE, claim, usage};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-use super::share_files::{Job, Outcome, ShareFiles};
+use super::share_files::{JobOutcome, OpenShareFiles, ShareJob};
 use super::{GuardMode, Shares, escaped, install, processes_of, shares};
 use crate::files;
 
@@ -65,9 +65,9 @@ impl Bed {
         shares(self.state.path()).join(pod).join(GPU).join(name)
     }
 
-    fn limits(&self, pod: &str) -> Limits {
+    fn limits(&self, pod: &str) -> ShareLimits {
         let bytes = fs::read(self.path_of(pod, LIMITS)).expect("read");
-        Limits::from_bytes(&bytes).expect("readable").1
+        ShareLimits::from_bytes(&bytes).expect("readable").1
     }
 
     /// Open the file as a process of the pod does.
@@ -118,7 +118,7 @@ fn lock(file: &File, start: u64, length: i64) {
 }
 
 fn listed(processes: &[(u32, u64)]) -> GpuProcesses {
-    let process = |(own_pid, mib): &(u32, u64)| Process {
+    let process = |(own_pid, mib): &(u32, u64)| GpuProcess {
         pid: 4000 + own_pid,
         used: MiB(*mib),
         pod: Some("a".to_owned()),
@@ -183,7 +183,7 @@ async fn a_changed_share_reaches_the_file_that_containers_have() {
     bed.shares.hold("a", &share_of(500, 30)).await.expect("changed");
     let mut bytes = [0; limits::SIZE];
     mounted.read_exact_at(&mut bytes, 0).expect("read");
-    let limits = Limits::from_bytes(&bytes).expect("readable").1;
+    let limits = ShareLimits::from_bytes(&bytes).expect("readable").1;
     assert_eq!((limits.bytes, limits.rate), (500 * MEBIBYTE, 3 * WHOLE / 10));
     assert_eq!(limits.context, 126 * MEBIBYTE, "a quarter, in whole pages");
     let mode = |name| fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
@@ -314,9 +314,9 @@ async fn an_agent_that_starts_does_not_wait_for_leases_and_names_them() {
 #[tokio::test]
 async fn a_file_with_a_slow_search_for_owners_is_named() {
     let bed = Bed::new().await;
-    let files = ShareFiles::searching(shares(bed.state.path()), Duration::ZERO);
-    let read = async || match files.run(vec![(id("a"), Job::Check)]).await.pop() {
-        Some((_, Ok(Outcome::Read(reading)))) => reading,
+    let files = OpenShareFiles::searching(shares(bed.state.path()), Duration::ZERO);
+    let read = async || match files.run(vec![(id("a"), ShareJob::Check)]).await.pop() {
+        Some((_, Ok(JobOutcome::Read(reading)))) => reading,
         other => panic!("{other:?}"),
     };
     assert_eq!(read().await.change, None, "without slots there is nothing to search");
@@ -332,8 +332,8 @@ async fn a_file_with_a_slow_search_for_owners_is_named() {
 async fn only_shares_with_busy_files_are_left_out() {
     let bed = Bed::new().await;
     bed.shares.hold("b", &share_of(1000, 0)).await.expect("made");
-    let files = ShareFiles::new(shares(bed.state.path()));
-    let jobs = || ["a", "b"].map(|pod| (id(pod), Job::Check)).to_vec();
+    let files = OpenShareFiles::new(shares(bed.state.path()));
+    let jobs = || ["a", "b"].map(|pod| (id(pod), ShareJob::Check)).to_vec();
     assert_eq!(files.run(jobs()).await.len(), 2);
     files.occupy(&id("a"));
     let left: Vec<ShareId> = files.run(jobs()).await.into_iter().map(|(id, _)| id).collect();
@@ -342,7 +342,7 @@ async fn only_shares_with_busy_files_are_left_out() {
     assert_eq!(files.run(jobs()).await.len(), 2);
     // What is late is not waited for again: the answer is there at once.
     files.hang(&id("a"));
-    let late = tokio::time::timeout(Duration::ZERO, files.run(vec![(id("a"), Job::Check)])).await;
+    let late = tokio::time::timeout(Duration::ZERO, files.run(vec![(id("a"), ShareJob::Check)])).await;
     assert!(late.is_ok_and(|outcomes| outcomes.is_empty()));
     let left: Vec<ShareId> = files.run(jobs()).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(left, [id("b")]);
@@ -462,7 +462,7 @@ async fn a_measurement_wakes_what_waits_for_it() {
     for round in 1..3_u64 {
         let (started, thread_of) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {
-            let Ok((generation, _)) = Limits::parse(&words.each_ref().map(|word| word.load(Ordering::Acquire))) else {
+            let Ok((generation, _)) = ShareLimits::parse(&words.each_ref().map(|word| word.load(Ordering::Acquire))) else {
                 panic!("the limits are readable");
             };
             let bell = limits::bell(generation + 1);

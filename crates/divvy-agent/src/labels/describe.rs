@@ -5,11 +5,11 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use divvy_hardware::{GpuFacts, Snapshot};
-use divvy_labels::{Fabric, Gpu, Labels, Machine, PciDevice, labels};
+use divvy_labels::{LabeledFabric, LabeledGpu, LabeledMachine, Labels, PciDevice, labels};
 use divvy_model::Vendor;
-use divvy_nvidia_config::Config;
+use divvy_nvidia_config::NvidiaConfig;
 
-use crate::{Error, MigStrategy, files};
+use crate::{Error, MigStrategyArg, files};
 
 /// NVIDIA's PCI vendor id.
 const NVIDIA: &str = "0x10de";
@@ -18,17 +18,17 @@ const BYTES: u64 = 4096;
 
 /// What the kernel says about a machine. It stays the same as long as the machine runs.
 #[derive(Debug)]
-pub struct Host {
+pub struct DescribedHost {
     root: PathBuf,
     machine_type: Option<String>,
     pci: Vec<PciDevice>,
 }
 
-impl Host {
+impl DescribedHost {
     /// Read the files below `root`, where the kernel's PCI devices are found below `/sys`, and the file with the machine's type. What
     /// cannot be read is unknown.
-    pub fn read(root: &Path, machine_type_file: &Path) -> Host {
-        Host {
+    pub fn read(root: &Path, machine_type_file: &Path) -> DescribedHost {
+        DescribedHost {
             root: root.to_owned(),
             machine_type: text(machine_type_file),
             pci: pci_devices(root),
@@ -37,18 +37,18 @@ impl Host {
 
     /// Read the files of the machine on which this program runs. `root` has its `/sys`, unless only parts of it are mounted there:
     /// a container sees the machine's PCI devices in its own `/sys`.
-    pub fn of_machine(root: &Path) -> Host {
+    pub fn of_machine(root: &Path) -> DescribedHost {
         let has_devices = root.join("sys/bus/pci/devices").is_dir();
         let root = if has_devices { root } else { Path::new("/") };
-        Host::read(root, &root.join("sys/class/dmi/id/product_name"))
+        DescribedHost::read(root, &root.join("sys/class/dmi/id/product_name"))
     }
 
     /// Describe the machine with what its drivers report. `timestamp` is the start of the program in seconds since 1970.
-    pub fn machine(&self, snapshot: Snapshot, timestamp: u64) -> Machine {
+    pub fn machine(&self, snapshot: Snapshot, timestamp: u64) -> LabeledMachine {
         let Snapshot { drivers, gpus, .. } = snapshot;
         let driver = drivers.get(&Vendor::Nvidia).cloned().unwrap_or_default();
         let gpus = gpus.into_iter().filter(|gpu| gpu.vendor == Vendor::Nvidia && !gpu.lost);
-        Machine {
+        LabeledMachine {
             driver: driver.version,
             cuda: numbers(&driver.cuda),
             gpus: gpus.map(|facts| gpu(facts, &self.root)).collect(),
@@ -57,12 +57,12 @@ impl Host {
     }
 
     /// Describe the machine if the driver does not answer.
-    pub fn without_gpus(&self, timestamp: u64) -> Machine {
-        Machine {
+    pub fn without_gpus(&self, timestamp: u64) -> LabeledMachine {
+        LabeledMachine {
             machine_type: self.machine_type.clone(),
             pci: self.pci.clone(),
             timestamp,
-            ..Machine::default()
+            ..LabeledMachine::default()
         }
     }
 }
@@ -73,29 +73,29 @@ impl Host {
 ///
 /// # Errors
 /// The driver's version is malformed.
-pub fn plain_labels(machine: &Machine, strategy: MigStrategy) -> Result<Labels, Error> {
-    let mut config = Config::default();
+pub fn plain_labels(machine: &LabeledMachine, strategy: MigStrategyArg) -> Result<Labels, Error> {
+    let mut config = NvidiaConfig::default();
     config.feature_discovery.no_timestamp = true;
     if machine.gpus.iter().any(|gpu| gpu.mig == Some(true)) {
         config.mig_strategy = match strategy {
-            MigStrategy::None | MigStrategy::Mixed => divvy_nvidia_config::MigStrategy::Mixed,
-            MigStrategy::Single => divvy_nvidia_config::MigStrategy::Single,
+            MigStrategyArg::None | MigStrategyArg::Mixed => divvy_nvidia_config::NvidiaMigStrategy::Mixed,
+            MigStrategyArg::Single => divvy_nvidia_config::NvidiaMigStrategy::Single,
         };
     }
     labels(machine, &config).map_err(|error| Error::Labels(error.to_string()))
 }
 
-fn gpu(facts: GpuFacts, root: &Path) -> Gpu {
+fn gpu(facts: GpuFacts, root: &Path) -> LabeledGpu {
     let device = root.join("sys/bus/pci/devices").join(&facts.pci);
     // A simulated GPU may have the address of another device.
     let is_nvidias = !facts.pci.is_empty() && text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA);
-    Gpu {
+    LabeledGpu {
         memory: facts.total,
         cc: numbers(&facts.cc),
         pci_class: is_nvidias.then(|| class(&device)).flatten(),
         mig: facts.mig.map(|(is_on, _)| is_on),
         mig_devices: facts.mig_devices,
-        fabric: facts.fabric.map(|fabric| Fabric {
+        fabric: facts.fabric.map(|fabric| LabeledFabric {
             cluster: fabric.cluster,
             clique: fabric.clique,
         }),
@@ -158,28 +158,28 @@ mod tests {
             }),
             ..MigDevice::default()
         };
-        let divided = Machine {
+        let divided = LabeledMachine {
             driver: "550.54.15".to_owned(),
-            gpus: vec![Gpu {
+            gpus: vec![LabeledGpu {
                 model: "NVIDIA A100-SXM4-40GB".to_owned(),
                 memory: MiB(40960),
                 mig: Some(true),
                 mig_devices: vec![device(0), device(1)],
-                ..Gpu::default()
+                ..LabeledGpu::default()
             }],
-            ..Machine::default()
+            ..LabeledMachine::default()
         };
         let mut whole = divided.clone();
         whole.gpus[0].mig = Some(false);
         whole.gpus[0].mig_devices.clear();
-        let label = |machine: &Machine, strategy, name: &str| {
+        let label = |machine: &LabeledMachine, strategy, name: &str| {
             let found = plain_labels(machine, strategy).expect("labels").labels;
             found.get(&format!("nvidia.com/{name}")).cloned()
         };
         for (strategy, expected) in [
-            (MigStrategy::Single, ["single", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "2"]),
-            (MigStrategy::Mixed, ["mixed", "NVIDIA-A100-SXM4-40GB", "1"]),
-            (MigStrategy::None, ["mixed", "NVIDIA-A100-SXM4-40GB", "1"]),
+            (MigStrategyArg::Single, ["single", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "2"]),
+            (MigStrategyArg::Mixed, ["mixed", "NVIDIA-A100-SXM4-40GB", "1"]),
+            (MigStrategyArg::None, ["mixed", "NVIDIA-A100-SXM4-40GB", "1"]),
         ] {
             let found = ["mig.strategy", "gpu.product", "gpu.count"].map(|name| label(&divided, strategy, name));
             assert_eq!(found, expected.map(|text| Some(text.to_owned())), "{strategy:?}");

@@ -31,7 +31,7 @@ pub struct NodeLabels {
     rival: Option<String>,
 }
 
-enum Refusal {
+enum LabelRefusal {
     /// Other managers own labels with other values.
     Owned(BTreeMap<String, String>),
     Failed(Error),
@@ -66,11 +66,11 @@ impl NodeLabels {
                     self.left_out = left_out;
                     return Ok(news);
                 }
-                Err(Refusal::Owned(theirs)) => {
+                Err(LabelRefusal::Owned(theirs)) => {
                     own.retain(|key, _| !theirs.contains_key(key));
                     left_out.extend(theirs);
                 }
-                Err(Refusal::Failed(error)) => return Err(error),
+                Err(LabelRefusal::Failed(error)) => return Err(error),
             }
         }
         Err(Error::Labels(format!(
@@ -112,14 +112,14 @@ impl NodeLabels {
         }
     }
 
-    async fn apply(&self, labels: &BTreeMap<String, String>, uid: &str) -> Result<(), Refusal> {
+    async fn apply(&self, labels: &BTreeMap<String, String>, uid: &str) -> Result<(), LabelRefusal> {
         let body = node(labels, &self.node, uid);
         let (params, patch) = (PatchParams::apply(MANAGER), Patch::Apply(&body));
         let request = self.nodes.patch_metadata(&self.node, &params, &patch);
         let error = match tokio::time::timeout(TIMEOUT, request).await {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(error)) => error,
-            Err(_) => return Err(Refusal::Failed(self.silent())),
+            Err(_) => return Err(LabelRefusal::Failed(self.silent())),
         };
         let theirs = match &error {
             kube::Error::Api(status) if status.code == 409 => {
@@ -129,9 +129,9 @@ impl NodeLabels {
             _ => BTreeMap::new(),
         };
         Err(if theirs.is_empty() {
-            Refusal::Failed(self.failed(&error))
+            LabelRefusal::Failed(self.failed(&error))
         } else {
-            Refusal::Owned(theirs)
+            LabelRefusal::Owned(theirs)
         })
     }
 

@@ -7,36 +7,36 @@ use std::time::{Duration, Instant};
 use divvy_labels::{Labels, NodeFeature, Repairs};
 use tracing::{info, warn};
 
-use super::{FeatureFile, Host, NodeLabels};
+use super::{DescribedHost, FeatureFile, NodeLabels};
 use crate::args::LabelsMode;
-use crate::nvidia::Published;
+use crate::nvidia::PublishedFeature;
 use crate::own_node::OwnNode;
 use crate::publishing::Publishing;
 use crate::reports::Reports;
-use crate::{Config, Error, MigStrategy};
+use crate::{AgentConfig, Error, MigStrategyArg};
 
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// The part in `/readyz`.
 const PART: &str = "labels";
 
-enum Output {
+enum LabelOutput {
     Node(Box<NodeLabels>),
-    NodeFeature(Box<Published>),
+    NodeFeature(Box<PublishedFeature>),
     FeatureFile(FeatureFile),
 }
 
-impl Output {
+impl LabelOutput {
     async fn write(&mut self, labels: &Labels) -> Result<(), Error> {
         match self {
-            Output::Node(node) => {
+            LabelOutput::Node(node) => {
                 for sentence in node.write(labels).await? {
                     warn!("{sentence}");
                 }
                 Ok(())
             }
-            Output::NodeFeature(published) => published.write(labels).await,
-            Output::FeatureFile(feature) => {
+            LabelOutput::NodeFeature(published) => published.write(labels).await,
+            LabelOutput::FeatureFile(feature) => {
                 let (feature, labels) = (feature.clone(), labels.clone());
                 let written = blocking(move || feature.write(&labels)).await?;
                 written.map(drop).map_err(|error| {
@@ -52,7 +52,7 @@ impl Output {
     /// Return the keys of the labels that must be written again, because the node has other ones.
     fn undone(&self, wanted: &Labels, on_node: Option<&BTreeMap<String, String>>) -> Vec<String> {
         match (self, on_node) {
-            (Output::Node(node), Some(on_node)) => node.undone(wanted, on_node).into_iter().map(str::to_owned).collect(),
+            (LabelOutput::Node(node), Some(on_node)) => node.undone(wanted, on_node).into_iter().map(str::to_owned).collect(),
             // Node Feature Discovery writes what the NodeFeature object or the feature file says.
             _ => Vec::new(),
         }
@@ -61,9 +61,9 @@ impl Output {
     /// Tell the operator about another program that undoes these labels again and again.
     fn tell_of_fight(&self, undone: &[String]) {
         match self {
-            Output::Node(node) => warn!("{}", node.fight(undone)),
-            Output::NodeFeature(_) => {}
-            Output::FeatureFile(_) => warn!(
+            LabelOutput::Node(node) => warn!("{}", node.fight(undone)),
+            LabelOutput::NodeFeature(_) => {}
+            LabelOutput::FeatureFile(_) => warn!(
                 "another program removes or changes {} again and again. It is written again after longer and longer pauses, up to 5 min. Keep \
                  NVIDIA's GPU feature discovery off this node",
                 undone.join(", ")
@@ -93,30 +93,30 @@ pub(crate) async fn publish(
     node: Arc<OwnNode>,
     publishing: Arc<Publishing>,
     reports: Arc<Reports>,
-    config: Config,
+    config: AgentConfig,
     namespace: String,
 ) -> Result<(), Error> {
     let mut output = match config.labels {
         LabelsMode::Off => return std::future::pending().await,
-        LabelsMode::Node => Output::Node(Box::new(NodeLabels::new(client, &config.node_name))),
+        LabelsMode::Node => LabelOutput::Node(Box::new(NodeLabels::new(client, &config.node_name))),
         LabelsMode::NodeFeature => {
             let of = NodeFeature {
                 node: config.node_name,
                 namespace,
                 owners: Vec::new(),
             };
-            Output::NodeFeature(Box::new(Published::new(client, of, config.pod_name.as_deref()).await))
+            LabelOutput::NodeFeature(Box::new(PublishedFeature::new(client, of, config.pod_name.as_deref()).await))
         }
-        LabelsMode::FeatureFile => Output::FeatureFile(FeatureFile::below(&config.sys_root)),
+        LabelsMode::FeatureFile => LabelOutput::FeatureFile(FeatureFile::below(&config.sys_root)),
     };
     // Only whole MIG devices are named `nvidia.com/gpu` by the strategy `single`. Pods choose a MIG device to share by its profile.
     let strategy = if config.whole_gpus {
         config.mig_strategy
     } else {
-        MigStrategy::Mixed
+        MigStrategyArg::Mixed
     };
     let root = config.sys_root;
-    let host = blocking(move || Host::of_machine(&root)).await?;
+    let host = blocking(move || DescribedHost::of_machine(&root)).await?;
     let mut seen = publishing.seen.subscribe();
     let mut on_node = node.labels.subscribe();
     let mut wait = RETRY_FIRST;
@@ -169,7 +169,7 @@ pub(crate) async fn publish(
         // Both senders live as long as the agent.
         tokio::select! {
             _ = seen.changed() => {
-                if let (Output::FeatureFile(feature), Some(labels)) = (&output, &written) {
+                if let (LabelOutput::FeatureFile(feature), Some(labels)) = (&output, &written) {
                     let is_undone = is_undone(feature, labels).await?;
                     repair = is_undone.then(|| (repairs.due(now()), vec![feature.path().display().to_string()]));
                 }

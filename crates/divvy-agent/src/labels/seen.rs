@@ -5,12 +5,12 @@ use std::sync::Arc;
 use divvy_hardware::Snapshot;
 use divvy_labels::Labels;
 
-use super::{Host, plain_labels};
-use crate::{Error, MigStrategy};
+use super::{DescribedHost, plain_labels};
+use crate::{Error, MigStrategyArg};
 
 /// What the agent has last seen of the node's GPUs.
 #[derive(Debug, Clone, Default)]
-pub(crate) enum Seen {
+pub(crate) enum SeenGpus {
     /// Nothing yet.
     #[default]
     Nothing,
@@ -20,13 +20,13 @@ pub(crate) enum Seen {
     Silence,
 }
 
-impl Seen {
+impl SeenGpus {
     /// Return the labels, or `None` if nothing is known yet.
-    pub(super) fn labels(&self, host: &Host, strategy: MigStrategy) -> Option<Result<Labels, Error>> {
+    pub(super) fn labels(&self, host: &DescribedHost, strategy: MigStrategyArg) -> Option<Result<Labels, Error>> {
         let machine = match self {
-            Seen::Nothing => return None,
-            Seen::Snapshot(snapshot) => host.machine(Snapshot::clone(snapshot), 0),
-            Seen::Silence => host.without_gpus(0),
+            SeenGpus::Nothing => return None,
+            SeenGpus::Snapshot(snapshot) => host.machine(Snapshot::clone(snapshot), 0),
+            SeenGpus::Silence => host.without_gpus(0),
         };
         Some(plain_labels(&machine, strategy))
     }

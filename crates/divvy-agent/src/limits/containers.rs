@@ -10,15 +10,15 @@ use std::os::unix::fs::{DirEntryExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use divvy_agent_core::LimitedPod;
-use divvy_hardware::protocol::Limit;
-use divvy_hardware::{Code, Failure};
+use divvy_hardware::protocol::LimitRequest;
+use divvy_hardware::{Failure, FailureCode};
 use divvy_model::MiB;
 use divvy_model::cgroup::is_container;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use super::watch::{Changed, Watch, Watched};
-use super::{Driver, PATIENCE, late};
+use super::watch::{Changed, DirectoryHandle, DirectoryWatch};
+use super::{LimitSetter, PATIENCE, late};
 use crate::cgroups;
 
 /// The number of cgroups of one pod that are limited. Only a privileged container can make cgroups next to its own.
@@ -29,11 +29,11 @@ const MOST_ENTRIES: usize = 2048;
 const AT_ONCE: usize = 16;
 
 /// A container's cgroup: its name, and the inode, because the runtime may make another cgroup with the same name.
-type Id = (String, u64);
+type CgroupId = (String, u64);
 
 /// What was done for one cgroup.
 #[derive(Debug)]
-struct Container {
+struct LimitedContainer {
     /// Whether it is to be limited at the next look.
     is_due: bool,
     /// The limits that the driver has, or was not to have because limits do not nest.
@@ -42,9 +42,9 @@ struct Container {
     failures: u32,
 }
 
-impl Container {
-    fn new() -> Container {
-        Container {
+impl LimitedContainer {
+    fn new() -> LimitedContainer {
+        LimitedContainer {
             is_due: true,
             done: Vec::new(),
             failures: 0,
@@ -54,21 +54,21 @@ impl Container {
 
 /// A pod whose containers are limited.
 #[derive(Debug)]
-struct Pod {
+struct WatchedPod {
     wanted: LimitedPod,
     /// The path of its cgroup, relative to the root of the cgroups.
     cgroup: String,
     inode: u64,
-    watched: Option<Watched>,
+    watched: Option<DirectoryHandle>,
     /// Whether there may be new containers.
     is_changed: bool,
-    containers: BTreeMap<Id, Container>,
+    containers: BTreeMap<CgroupId, LimitedContainer>,
     has_too_many: bool,
 }
 
 /// When to look again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextLook {
     /// When something changes, or at the next reconciliation.
     AtChange,
     /// After a moment.
@@ -79,9 +79,9 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) struct Containers {
     sys_root: PathBuf,
-    watch: Option<Watch>,
+    watch: Option<DirectoryWatch>,
     is_warned: bool,
-    pods: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, WatchedPod>,
 }
 
 impl Containers {
@@ -118,7 +118,7 @@ impl Containers {
     /// Follow exactly these pods, as far as they have cgroups, and try again what has failed.
     pub(crate) fn follow(&mut self, limited: Vec<LimitedPod>) {
         let limited: BTreeMap<String, LimitedPod> = limited.into_iter().map(|pod| (pod.uid.clone(), pod)).collect();
-        let is_gone = |(uid, pod): &(&String, &Pod)| {
+        let is_gone = |(uid, pod): &(&String, &WatchedPod)| {
             let is_there = || self.inode(&pod.cgroup).is_some_and(|inode| inode == pod.inode);
             !limited.contains_key(*uid) || !is_there()
         };
@@ -132,7 +132,7 @@ impl Containers {
             for (uid, cgroup) in cgroups {
                 let wanted = limited.get(&uid).filter(|_| !self.pods.contains_key(&uid));
                 if let Some((wanted, inode)) = wanted.zip(self.inode(&cgroup)) {
-                    let pod = Pod {
+                    let pod = WatchedPod {
                         wanted: wanted.clone(),
                         cgroup,
                         inode,
@@ -178,7 +178,7 @@ impl Containers {
         let watched = (|| {
             let watch = match self.watch.take() {
                 Some(watch) => watch,
-                None => Watch::new()?,
+                None => DirectoryWatch::new()?,
             };
             let watch = self.watch.insert(watch);
             for pod in self.pods.values_mut().filter(|pod| pod.watched.is_none()) {
@@ -204,8 +204,8 @@ impl Containers {
     }
 
     /// Limit the cgroups that are due. `told` hears of each container when it is limited, and once if it is not.
-    pub(crate) async fn limit(&mut self, driver: &impl Driver, told: impl Fn(bool)) -> Next {
-        let mut next = Next::AtChange;
+    pub(crate) async fn limit(&mut self, driver: &impl LimitSetter, told: impl Fn(bool)) -> NextLook {
+        let mut next = NextLook::AtChange;
         let mut gone = Vec::new();
         'pods: for (uid, pod) in &mut self.pods {
             let directory = self.sys_root.join(cgroups::ROOT).join(&pod.cgroup);
@@ -219,7 +219,7 @@ impl Containers {
             let mut left = AT_ONCE;
             for ((name, _), container) in pod.containers.iter_mut().filter(|(_, container)| container.is_due) {
                 if left == 0 {
-                    next = Next::Soon;
+                    next = NextLook::Soon;
                     break;
                 }
                 left -= 1;
@@ -242,7 +242,7 @@ impl Containers {
                     // It may be that the probe was busy, or that the pod's own limit is on its way after a restart of the agent.
                     1 => {
                         container.is_due = true;
-                        next = Next::Soon;
+                        next = NextLook::Soon;
                     }
                     2 => {
                         told(false);
@@ -263,7 +263,7 @@ impl Containers {
     }
 }
 
-impl Pod {
+impl WatchedPod {
     /// Find the containers that there are now.
     fn look(&mut self, directory: &Path) -> io::Result<()> {
         let found = containers(directory)?;
@@ -272,7 +272,7 @@ impl Pod {
         }
         let mut before = std::mem::take(&mut self.containers);
         for id in found.into_iter().take(MOST) {
-            let container = before.remove(&id).unwrap_or_else(Container::new);
+            let container = before.remove(&id).unwrap_or_else(LimitedContainer::new);
             self.containers.insert(id, container);
         }
         Ok(())
@@ -281,11 +281,14 @@ impl Pod {
 
 /// Report whether a failure would meet each further call, which would wait as long.
 fn is_of_all(failure: &Failure) -> bool {
-    matches!(failure.code, Code::Timeout | Code::ProbeUnreachable | Code::Busy)
+    matches!(
+        failure.code,
+        FailureCode::Timeout | FailureCode::ProbeUnreachable | FailureCode::Busy
+    )
 }
 
 /// Return some cgroups directly below a pod's that have the name of a container's: more than [`MOST`] if there are more.
-fn containers(pod: &Path) -> io::Result<BTreeSet<Id>> {
+fn containers(pod: &Path) -> io::Result<BTreeSet<CgroupId>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(pod)?.take(MOST_ENTRIES) {
         let entry = entry?;
@@ -304,10 +307,10 @@ fn containers(pod: &Path) -> io::Result<BTreeSet<Id>> {
 ///
 /// # Errors
 /// A limit is not set.
-async fn limit_one(driver: &impl Driver, pod: &LimitedPod, cgroup: &str) -> Result<bool, Failure> {
+async fn limit_one(driver: &impl LimitSetter, pod: &LimitedPod, cgroup: &str) -> Result<bool, Failure> {
     let mut result = Ok(false);
     for (uuid, memory) in &pod.gpus {
-        let limit = Limit {
+        let limit = LimitRequest {
             uuid: uuid.clone(),
             cgroup: cgroup.to_owned(),
             hard: *memory,
@@ -328,7 +331,7 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
-    use divvy_hardware::protocol::Limited;
+    use divvy_hardware::protocol::LimitAnswer;
     use divvy_model::PodKey;
     use proptest::prelude::*;
     use tempfile::TempDir;
@@ -344,7 +347,7 @@ mod tests {
         root: TempDir,
         /// Whether limits nest.
         nest: bool,
-        failure: Mutex<Option<Code>>,
+        failure: Mutex<Option<FailureCode>>,
         /// The limits, by the cgroup's path, its inode, and the GPU.
         limits: Mutex<BTreeMap<(String, u64, String), MiB>>,
         calls: Mutex<Vec<String>>,
@@ -379,7 +382,7 @@ mod tests {
             fs::rename(self.directory(cgroup), graves.join(count.to_string())).expect("moved");
         }
 
-        fn fail(&self, code: Option<Code>) {
+        fn fail(&self, code: Option<FailureCode>) {
             *self.failure.lock().expect("no panic") = code;
         }
 
@@ -396,20 +399,22 @@ mod tests {
         }
     }
 
-    impl Driver for Fake {
-        async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
+    impl LimitSetter for Fake {
+        async fn limit(&self, limit: LimitRequest) -> Result<LimitAnswer, Failure> {
             self.calls.lock().expect("no panic").push(limit.cgroup.clone());
             if let Some(code) = *self.failure.lock().expect("no panic") {
                 return Err(Failure::new(code, "as the test wants"));
             }
             let data = fs::metadata(self.directory(&limit.cgroup));
-            let inode = data.map_err(|error| Failure::new(Code::Unknown, error.to_string()))?.ino();
+            let inode = data
+                .map_err(|error| Failure::new(FailureCode::Unknown, error.to_string()))?
+                .ino();
             let left_out = !self.nest && !limit.alone;
             if !left_out {
                 let mut limits = self.limits.lock().expect("no panic");
                 limits.insert((limit.cgroup, inode, limit.uuid), limit.hard);
             }
-            Ok(Limited { used: MiB(0), left_out })
+            Ok(LimitAnswer { used: MiB(0), left_out })
         }
     }
 
@@ -433,7 +438,7 @@ mod tests {
     /// Look until nothing is due.
     async fn settle(containers: &mut Containers, driver: &Fake) {
         for _ in 0..100 {
-            if containers.limit(driver, |_| {}).await == Next::AtChange {
+            if containers.limit(driver, |_| {}).await == NextLook::AtChange {
                 return;
             }
         }
@@ -453,7 +458,7 @@ mod tests {
         /// A container makes a cgroup in its own, and the pod has one with another name.
         Others(usize),
         AgentRestarts,
-        Driver(Option<Code>),
+        Driver(Option<FailureCode>),
         Follow,
         Look,
     }
@@ -467,7 +472,7 @@ mod tests {
             1 => (0..PODS).prop_map(Step::Again),
             1 => (0..PODS).prop_map(Step::Others),
             1 => Just(Step::AgentRestarts),
-            2 => prop_oneof![Just(None), Just(Some(Code::NotSupported)), Just(Some(Code::Timeout))].prop_map(Step::Driver),
+            2 => prop_oneof![Just(None), Just(Some(FailureCode::NotSupported)), Just(Some(FailureCode::Timeout))].prop_map(Step::Driver),
             3 => Just(Step::Follow),
             4 => Just(Step::Look),
         ];
@@ -619,23 +624,23 @@ mod tests {
                 let of = if is_set { &set } else { &failed };
                 of.set(of.get() + 1);
             };
-            driver.fail(Some(Code::NotSupported));
+            driver.fail(Some(FailureCode::NotSupported));
             for _ in 0..4 {
                 containers.follow(vec![limited(2, false, &["GPU-a"])]);
-                while containers.limit(&driver, told).await == Next::Soon {}
+                while containers.limit(&driver, told).await == NextLook::Soon {}
             }
             assert_eq!((set.get(), failed.get()), (0, 1));
             // A new container does not have the old one tried again.
             driver.calls();
             driver.make(&format!("{}/0e", cgroup(2)));
             timeout(DEADLINE, containers.changed()).await.expect("told");
-            while containers.limit(&driver, told).await == Next::Soon {}
+            while containers.limit(&driver, told).await == NextLook::Soon {}
             assert_eq!(driver.calls(), [format!("{}/0e", cgroup(2)), format!("{}/0e", cgroup(2))]);
             assert_eq!((set.get(), failed.get()), (0, 2));
             driver.fail(None);
             for _ in 0..3 {
                 containers.follow(vec![limited(2, false, &["GPU-a"])]);
-                while containers.limit(&driver, told).await == Next::Soon {}
+                while containers.limit(&driver, told).await == NextLook::Soon {}
             }
             assert_eq!((set.get(), failed.get()), (2, 2));
             assert_eq!(driver.of(&path), [("GPU-a".to_owned(), MiB(3072))]);
@@ -645,10 +650,10 @@ mod tests {
     #[test]
     fn a_gpu_that_fails_does_not_keep_the_others_from_their_limits() {
         struct One(Fake);
-        impl Driver for One {
-            async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
+        impl LimitSetter for One {
+            async fn limit(&self, limit: LimitRequest) -> Result<LimitAnswer, Failure> {
                 if limit.uuid == "GPU-a" {
-                    Err(Failure::new(Code::GpuLost, "gone"))
+                    Err(Failure::new(FailureCode::GpuLost, "gone"))
                 } else {
                     self.0.limit(limit).await
                 }
@@ -722,13 +727,13 @@ mod tests {
             settle(&mut containers, &driver).await;
             assert_eq!(driver.calls().len(), MOST - AT_ONCE);
             // Not even if none of them can be limited.
-            driver.fail(Some(Code::NotSupported));
+            driver.fail(Some(FailureCode::NotSupported));
             let mut containers = Containers::new(driver.root.path());
             containers.follow(pods());
             settle(&mut containers, &driver).await;
             assert_eq!(driver.calls().len(), 2 * (MOST + 1), "each is tried twice");
             // A driver that does not answer is asked once at each look.
-            driver.fail(Some(Code::Timeout));
+            driver.fail(Some(FailureCode::Timeout));
             for _ in 0..3 {
                 containers.follow(pods());
                 containers.limit(&driver, |_| {}).await;

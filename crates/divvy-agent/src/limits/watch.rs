@@ -13,45 +13,45 @@ const AT_ONCE: usize = 1024;
 
 /// What watches the directories.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct DirectoryWatch {
     events: EventStream<[u8; 4096]>,
 }
 
 /// A directory that is watched.
 #[derive(Debug)]
-pub(super) struct Watched(WatchDescriptor);
+pub(super) struct DirectoryHandle(WatchDescriptor);
 
 /// The directories in which something may be new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Changed {
-    /// These, by [`Watched::id`]. They may have been removed from the watch meanwhile.
+    /// These, by [`DirectoryHandle::id`]. They may have been removed from the watch meanwhile.
     Some(BTreeSet<i32>),
     /// The kernel has dropped events.
     All,
 }
 
-impl Watched {
+impl DirectoryHandle {
     /// Return a number that no other directory of this watch has or gets soon.
     pub(super) fn id(&self) -> i32 {
         self.0.get_watch_descriptor_id()
     }
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// Create an inotify instance. The caller must be within a tokio runtime.
-    pub(super) fn new() -> io::Result<Watch> {
+    pub(super) fn new() -> io::Result<DirectoryWatch> {
         let events = Inotify::init()?.into_event_stream([0; 4096])?;
-        Ok(Watch { events })
+        Ok(DirectoryWatch { events })
     }
 
     /// Watch a directory. What it contains already is not reported.
-    pub(super) fn add(&self, directory: &Path) -> io::Result<Watched> {
+    pub(super) fn add(&self, directory: &Path) -> io::Result<DirectoryHandle> {
         let mask = WatchMask::CREATE | WatchMask::ONLYDIR | WatchMask::DONT_FOLLOW;
-        self.events.watches().add(directory, mask).map(Watched)
+        self.events.watches().add(directory, mask).map(DirectoryHandle)
     }
 
     /// Watch a directory no longer. The kernel may have done so itself, when the directory was removed. For cgroups it does not.
-    pub(super) fn remove(&self, watched: Watched) {
+    pub(super) fn remove(&self, watched: DirectoryHandle) {
         if let Err(error) = self.events.watches().remove(watched.0) {
             debug!(%error, "a directory was not watched any more");
         }
@@ -112,7 +112,7 @@ mod tests {
         texts.map(|text| text.lines().filter(|line| is_of(line)).count()).sum()
     }
 
-    async fn ids(watch: &mut Watch) -> BTreeSet<i32> {
+    async fn ids(watch: &mut DirectoryWatch) -> BTreeSet<i32> {
         match timeout(LIMIT, watch.changed()).await.expect("an event").expect("no error") {
             Changed::Some(found) => found,
             Changed::All => panic!("events were dropped"),
@@ -123,7 +123,7 @@ mod tests {
         let pods = ["a", "b", "c"].map(|name| root.join(name));
         pods.iter().for_each(|pod| fs::create_dir(pod).expect("created"));
         let inodes = pods.each_ref().map(|pod| fs::metadata(pod).expect("there").ino());
-        let mut watch = Watch::new().expect("an instance");
+        let mut watch = DirectoryWatch::new().expect("an instance");
         let of = pods.each_ref().map(|pod| watch.add(pod).expect("watched"));
         assert_eq!(watched(&inodes), 3);
         fs::create_dir(pods[0].join("0f")).expect("created");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_exposition::{Format, Metric, Page};
+use divvy_exposition::{Metric, MetricsFormat, MetricsPage};
 
 use super::{OWN, containers, dcgm, gpus};
 
@@ -42,8 +42,8 @@ impl Allow {
     }
 
     /// Return a page that takes only the metrics that are shown.
-    pub(super) fn page(&self, format: Format) -> Page<'_> {
-        Page::only(format, &self.0)
+    pub(super) fn page(&self, format: MetricsFormat) -> MetricsPage<'_> {
+        MetricsPage::only(format, &self.0)
     }
 }
 

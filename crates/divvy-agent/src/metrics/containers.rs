@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use divvy_exposition::{Float, Metric, Page};
+use divvy_exposition::{Float, Metric, MetricsPage};
 use divvy_model::usage::ContainerUsage;
 
-use super::{Measured, usage};
+use super::{MeasuredMetrics, usage};
 
 divvy_exposition::metrics! {
     ALL;
@@ -38,7 +38,7 @@ divvy_exposition::metrics! {
     clippy::cast_precision_loss,
     reason = "these are exact up to 2^53, and a sum over years loses less than a byte in 10^15"
 )]
-pub(super) fn describe(page: &mut Page<'_>, measured: &Measured) {
+pub(super) fn describe(page: &mut MetricsPage<'_>, measured: &MeasuredMetrics) {
     let all = usage::containers(measured);
     write(page, &MEMORY_LIMIT, &all, |of| of.limit_bytes.map(|bytes| bytes as f64));
     write(page, &MEMORY_USED, &all, |of| of.used_bytes.map(|bytes| bytes as f64));
@@ -62,7 +62,7 @@ pub(super) fn describe(page: &mut Page<'_>, measured: &Measured) {
 }
 
 /// Write a value of each container in the order of the labels.
-fn write(page: &mut Page<'_>, metric: &Metric, all: &[ContainerUsage], value: fn(&ContainerUsage) -> Option<f64>) {
+fn write(page: &mut MetricsPage<'_>, metric: &Metric, all: &[ContainerUsage], value: fn(&ContainerUsage) -> Option<f64>) {
     let samples = all.iter().filter_map(|of| Some((labels_of(of), Float(value(of)?))));
     page.write(metric, samples.collect::<BTreeMap<_, _>>());
 }

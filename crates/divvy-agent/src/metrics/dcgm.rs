@@ -9,12 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use divvy_agent_core::Used;
-use divvy_exposition::{Decimal, Kind, Metric, Page};
+use divvy_agent_core::AccountedContainer;
+use divvy_exposition::{Decimal, Metric, MetricKind, MetricsPage};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
-use super::{Measured, Xids};
+use super::{MeasuredMetrics, Xids};
 
 /// A metric of a GPU.
 struct OfGpu {
@@ -22,17 +22,17 @@ struct OfGpu {
     value: fn(&Gauges) -> Option<Decimal>,
 }
 
-const fn of_gpu(kind: Kind, name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
+const fn of_gpu(kind: MetricKind, name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
     let metric = Metric { name, kind, help };
     OfGpu { metric, value }
 }
 
 const fn gauge(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
-    of_gpu(Kind::Gauge, name, help, value)
+    of_gpu(MetricKind::Gauge, name, help, value)
 }
 
 const fn counter(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
-    of_gpu(Kind::Counter, name, help, value)
+    of_gpu(MetricKind::Counter, name, help, value)
 }
 
 /// The metrics of whole GPUs in dcgm-exporter's order. Those of memory and utilization that are shown for pods are elsewhere.
@@ -188,26 +188,26 @@ fn mebibytes(bytes: Option<u64>) -> Option<Decimal> {
     whole(bytes.map(|bytes| bytes >> 20))
 }
 
-type Labels = Vec<(&'static str, String)>;
-type Sample = (Labels, Decimal);
+type DcgmLabels = Vec<(&'static str, String)>;
+type DcgmSample = (DcgmLabels, Decimal);
 
 /// A GPU or a GPU instance, as the metrics show it.
 struct Entity<'a> {
-    labels: Labels,
+    labels: DcgmLabels,
     values: Gauges,
     /// The UUID of the GPU, or the UUIDs of the MIG devices in the GPU instance.
     uuids: Vec<&'a str>,
 }
 
 /// A GPU, and its GPU instances.
-struct Gpu<'a> {
+struct DcgmGpu<'a> {
     whole: Entity<'a>,
     instances: Vec<Entity<'a>>,
 }
 
-impl<'a> Gpu<'a> {
+impl<'a> DcgmGpu<'a> {
     /// Return a GPU and the GPU instances of which the driver measures something. `None` if the inventory does not have the GPU.
-    fn of(node: &str, inventory: &Inventory, gpu: &'a GpuGauges) -> Option<Gpu<'a>> {
+    fn of(node: &str, inventory: &Inventory, gpu: &'a GpuGauges) -> Option<DcgmGpu<'a>> {
         let mut instances: BTreeMap<u32, Entity<'a>> = BTreeMap::new();
         for part in &gpu.parts {
             let of_instance = |number: u32| Some((number, instance_labels(node, inventory, &part.uuid, number)?));
@@ -222,7 +222,7 @@ impl<'a> Gpu<'a> {
             });
             entity.uuids.push(&part.uuid);
         }
-        Some(Gpu {
+        Some(DcgmGpu {
             whole: Entity {
                 labels: labels(node, inventory, &gpu.uuid)?,
                 values: gpu.values,
@@ -233,8 +233,8 @@ impl<'a> Gpu<'a> {
     }
 
     /// Return the samples of the GPU instances that have some, and otherwise those of the GPU. So a sum counts nothing twice.
-    fn samples(&self, of: impl Fn(&Entity<'a>) -> Vec<Sample>) -> Vec<Sample> {
-        let of_instances: Vec<Sample> = self.instances.iter().flat_map(&of).collect();
+    fn samples(&self, of: impl Fn(&Entity<'a>) -> Vec<DcgmSample>) -> Vec<DcgmSample> {
+        let of_instances: Vec<DcgmSample> = self.instances.iter().flat_map(&of).collect();
         if of_instances.is_empty() {
             of(&self.whole)
         } else {
@@ -245,9 +245,15 @@ impl<'a> Gpu<'a> {
 
 /// Write the metrics of the node's NVIDIA GPUs to a page, and return its text. Where containers have a grant, the memory in use and the utilization are shown
 /// for each of them and not for the GPU or GPU instance, so that a sum counts nothing twice.
-pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, mut page: Page<'_>) -> String {
-    let gpus = measured.gpus.iter().filter_map(|gpu| Gpu::of(node, inventory, gpu));
-    let gpus: Vec<Gpu<'_>> = gpus.collect();
+pub(super) fn text(
+    node: &str,
+    inventory: &Inventory,
+    measured: &MeasuredMetrics,
+    xids: &Xids,
+    mut page: MetricsPage<'_>,
+) -> String {
+    let gpus = measured.gpus.iter().filter_map(|gpu| DcgmGpu::of(node, inventory, gpu));
+    let gpus: Vec<DcgmGpu<'_>> = gpus.collect();
     for OfGpu { metric, value } in METRICS {
         let sample = |of: &Entity<'_>| {
             let value = value(&of.values);
@@ -255,16 +261,17 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
         };
         page.write(metric, gpus.iter().flat_map(|gpu| gpu.samples(sample)));
     }
-    let last_xids = gpus.iter().map(|Gpu { whole, .. }| {
+    let last_xids = gpus.iter().map(|DcgmGpu { whole, .. }| {
         let last = whole.uuids.first().map_or(0, |uuid| xids.last(uuid));
         (whole.labels.clone(), Decimal::from(last))
     });
     page.write(&XID_ERRORS, last_xids);
-    let of_containers = |value: fn(&divvy_agent_core::Account) -> Option<Decimal>, of_gpu: fn(&Gauges) -> Option<Decimal>| {
+    let of_containers = |value: fn(&divvy_agent_core::UsageAccount) -> Option<Decimal>,
+                         of_gpu: fn(&Gauges) -> Option<Decimal>| {
         let samples = move |of: &Entity<'_>| {
             let mut samples = Vec::new();
             let mut is_shared = false;
-            for Used { container, account, .. } in measured
+            for AccountedContainer { container, account, .. } in measured
                 .containers
                 .iter()
                 .filter(|used| of.uuids.contains(&used.uuid.as_str()))
@@ -296,7 +303,7 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
 
 /// Return dcgm-exporter's labels of a GPU in its order. The host's name has two labels: dcgm-exporter has renamed it. `None` if the inventory has neither
 /// the GPU nor a MIG device of it, and for GPUs of other vendors.
-fn labels(node: &str, inventory: &Inventory, uuid: &str) -> Option<Labels> {
+fn labels(node: &str, inventory: &Inventory, uuid: &str) -> Option<DcgmLabels> {
     let mut gpus = inventory.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia);
     let gpu = gpus.find(|gpu| gpu.uuid == uuid || gpu.partition.as_ref().is_some_and(|part| part.parent == uuid))?;
     // The inventory has the MIG devices of a GPU in its place.
@@ -325,7 +332,7 @@ fn labels(node: &str, inventory: &Inventory, uuid: &str) -> Option<Labels> {
 }
 
 /// Return the labels of the GPU instance with this number, in which the MIG device with this UUID is. `None` if the inventory does not have the MIG device.
-fn instance_labels(node: &str, inventory: &Inventory, uuid: &str, number: u32) -> Option<Labels> {
+fn instance_labels(node: &str, inventory: &Inventory, uuid: &str, number: u32) -> Option<DcgmLabels> {
     let part = inventory.gpu(uuid)?.partition.as_ref()?;
     let mut labels = labels(node, inventory, &part.parent)?;
     // The profile of a MIG device that does not have all of its GPU instance begins with that of the compute instance: `1c.3g.20gb`.
@@ -354,7 +361,7 @@ fn bus_id(pci: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use divvy_exposition::Format;
+    use divvy_exposition::MetricsFormat;
     use serde_json::json;
 
     use super::*;
@@ -406,23 +413,29 @@ mod tests {
             "values": {"memory": memory(900), "temperatureCelsius": 40, "gpm": {"graphicsActive": 500_000, "smActive": 125_000}},
             "parts": [busy, part("MIG-4", 4, 300), part("MIG-5-0", 5, 500), part("MIG-5-1", 5, 500), {"uuid": "MIG-6", "gpuInstance": 6, "memory": memory(1)}],
         });
-        let used = Used {
+        let used = AccountedContainer {
             uid: "u".to_owned(),
             container: "main".to_owned(),
             uuid: "MIG-4".to_owned(),
-            account: divvy_agent_core::Account {
+            account: divvy_agent_core::UsageAccount {
                 namespace: "ns".to_owned(),
                 pod: "a".to_owned(),
                 used: Some(200 << 20),
                 ..Default::default()
             },
         };
-        let measured = Measured {
+        let measured = MeasuredMetrics {
             gpus: vec![serde_json::from_value(gauges).expect("gauges")],
             containers: vec![used],
-            ..Measured::default()
+            ..MeasuredMetrics::default()
         };
-        let text = super::text("n", &inventory, &measured, &Xids::default(), Page::new(Format::Text));
+        let text = super::text(
+            "n",
+            &inventory,
+            &measured,
+            &Xids::default(),
+            MetricsPage::new(MetricsFormat::Text),
+        );
         let head = r#"gpu="0",UUID="GPU-a",pci_bus_id="00000000:0A:00.0",device="nvidia0",modelName="NVIDIA H100","#;
         let tail = r#"Hostname="n",hostname="n",DCGM_FI_DRIVER_VERSION="550""#;
         let whole = |name: &str, value: &str| format!("DCGM_FI_{name}{{{head}{tail}}} {value}");

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use divvy_exposition::{Float, Metric, Page};
+use divvy_exposition::{Float, Metric, MetricsPage};
 use divvy_hardware::{Gauges, GpuGauges};
 use divvy_model::{Inventory, MiB};
 
-use super::{Measured, Xids, bytes};
+use super::{MeasuredMetrics, Xids, bytes};
 
 divvy_exposition::metrics! {
     ALL;
@@ -58,10 +58,10 @@ const REASONS: [(u64, &str); 7] = [
 
 /// Describe the GPUs. `allocated` is what pods with a grant have of each GPU.
 pub(super) fn describe(
-    page: &mut Page<'_>,
+    page: &mut MetricsPage<'_>,
     inventory: &Inventory,
     allocated: &BTreeMap<String, MiB>,
-    measured: &Measured,
+    measured: &MeasuredMetrics,
     xids: &Xids,
 ) {
     let gpus = &inventory.gpus;
@@ -96,16 +96,16 @@ pub(super) fn describe(
 }
 
 /// Write a value of each GPU in the order of their UUIDs.
-fn write<'a>(page: &mut Page<'_>, metric: &Metric, samples: impl Iterator<Item = (&'a str, Float)>) {
+fn write<'a>(page: &mut MetricsPage<'_>, metric: &Metric, samples: impl Iterator<Item = (&'a str, Float)>) {
     page.write_by(metric, "uuid", samples.collect::<BTreeMap<_, _>>());
 }
 
 /// Write those values of each GPU that have a name of their own, in the order of the UUIDs and names.
 fn write_named<const N: usize>(
-    page: &mut Page<'_>,
+    page: &mut MetricsPage<'_>,
     metric: &Metric,
     label: &'static str,
-    measured: &Measured,
+    measured: &MeasuredMetrics,
     values: impl Fn(&Gauges) -> [(&'static str, Option<f64>); N],
 ) {
     let mut samples = BTreeMap::new();
@@ -120,7 +120,7 @@ fn write_named<const N: usize>(
 }
 
 /// A value of a GPU in base units.
-type Value = fn(&Gauges) -> Option<f64>;
+type GaugeFn = fn(&Gauges) -> Option<f64>;
 
 /// A GPU's UUID and values, and those of its MIG devices.
 type Divided<'a> = (&'a str, Gauges, Vec<(&'a str, Gauges)>);
@@ -148,8 +148,8 @@ fn busy_ratio(of: &Gauges) -> Option<(f64, Option<&'static str>)> {
 }
 
 /// Describe what the driver measures. A value that it does not return has no series.
-fn describe_measured(page: &mut Page<'_>, measured: &Measured) {
-    let simple: [(&Metric, Value); 6] = [
+fn describe_measured(page: &mut MetricsPage<'_>, measured: &MeasuredMetrics) {
+    let simple: [(&Metric, GaugeFn); 6] = [
         (&MEMORY, |of| of.memory.map(|memory| float(memory.total))),
         (&MEMORY_USED, |of| of.memory.map(|memory| float(memory.used))),
         (&SM_ACTIVE, |of| of.gpm?.sm_active.map(|parts| f64::from(parts) / 1e6)),

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Account, Escape, Used};
+use divvy_agent_core::{AccountedContainer, Escape, UsageAccount};
 use divvy_hardware::{GpuGauges, PartGauges};
 use divvy_model::limits::{NODE_GPUS, USAGE_CONTAINERS};
 use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
 
-use super::Measured;
+use super::MeasuredMetrics;
 
 /// Return what was measured in the format of `/v1/usage`, as the sample with the number 0. Entries above the format's limits are left out.
-pub(crate) fn usage(measured: &Measured) -> Usage {
+pub(crate) fn usage(measured: &MeasuredMetrics) -> Usage {
     let part = |part: &PartGauges| GpuUsage {
         uuid: part.uuid.clone(),
         memory_bytes: part.memory.map(|memory| memory.total),
@@ -44,11 +44,11 @@ pub(crate) fn usage(measured: &Measured) -> Usage {
 
 /// Return what containers use. What is known of a pod and not of its containers is in the entry of its container if it has one on the GPU, and otherwise
 /// in an entry without a container.
-pub(super) fn containers(measured: &Measured) -> Vec<ContainerUsage> {
+pub(super) fn containers(measured: &MeasuredMetrics) -> Vec<ContainerUsage> {
     let mut entries: BTreeMap<(&str, Option<&str>, &str), ContainerUsage> = BTreeMap::new();
-    let mut pods: BTreeMap<(&str, &str), (&Account, BTreeSet<&str>)> = BTreeMap::new();
+    let mut pods: BTreeMap<(&str, &str), (&UsageAccount, BTreeSet<&str>)> = BTreeMap::new();
     for used in &measured.containers {
-        let Used {
+        let AccountedContainer {
             uid,
             container,
             uuid,
@@ -98,7 +98,7 @@ pub(super) fn containers(measured: &Measured) -> Vec<ContainerUsage> {
     entries.into_values().collect()
 }
 
-fn empty(uid: &str, account: &Account, container: Option<&str>, uuid: &str) -> ContainerUsage {
+fn empty(uid: &str, account: &UsageAccount, container: Option<&str>, uuid: &str) -> ContainerUsage {
     ContainerUsage {
         namespace: account.namespace.clone(),
         pod: account.pod.clone(),

@@ -12,9 +12,9 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_kube::client::{Choice, connect};
+use divvy_kube::client::{ClusterChoice, connect};
 use divvy_kube::objects::NodeObject;
-use divvy_kube::watch::{self, Change};
+use divvy_kube::watch::{self, WatchChange};
 use divvy_nvidia_config::{Available, Chosen, ConfigManager, Error as Problem, Selection, select};
 use futures::StreamExt as _;
 use rustix::process::{Pid, Signal};
@@ -35,9 +35,9 @@ const LOOK: Duration = Duration::from_secs(2);
 /// # Errors
 /// Fails if a setting is wrong, and with `oneshot` also if the node gets no configuration.
 pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> Result<(), Error> {
-    let choice = Choice {
+    let choice = ClusterChoice {
         kubeconfig: options.kubeconfig.clone().map(PathBuf::from),
-        ..Choice::default()
+        ..ClusterChoice::default()
     };
     let (node, key, oneshot) = (options.node.clone(), options.label.clone(), options.oneshot);
     let mut manager = Manager::new(options)?;
@@ -80,18 +80,18 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
 }
 
 /// Return the label's value after a change; `None` if the change says nothing about it. A node that does not exist has no label.
-fn value(change: Change<NodeObject>, node: &str, key: &str) -> Option<Option<String>> {
+fn value(change: WatchChange<NodeObject>, node: &str, key: &str) -> Option<Option<String>> {
     let of = |object: NodeObject| object.metadata.labels?.remove(key);
     match change {
-        Change::Apply(object) => Some(of(object)),
-        Change::Reset(objects) => {
+        WatchChange::Apply(object) => Some(of(object)),
+        WatchChange::Reset(objects) => {
             if objects.is_empty() {
                 warn!("the cluster has no node {node}, so no label applies; check --node-name (NODE_NAME)");
             }
             Some(objects.into_iter().next().and_then(of))
         }
-        Change::Delete(_) => Some(None),
-        Change::Interrupted(_) | Change::Resumed => None,
+        WatchChange::Delete(_) => Some(None),
+        WatchChange::Interrupted(_) | WatchChange::Resumed => None,
     }
 }
 

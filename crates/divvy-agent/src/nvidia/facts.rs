@@ -1,20 +1,20 @@
-//! Combines what the probe and the node's files report into a [`Machine`].
+//! Combines what the probe and the node's files report into a [`PluginMachine`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use divvy_hardware::health::Verdict;
+use divvy_hardware::health::HealthVerdict;
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
-use divvy_nvidia_config::Config;
-use divvy_nvidia_plugin::{CONTROL_NODES, Gpu, Machine};
+use divvy_nvidia_config::NvidiaConfig;
+use divvy_nvidia_plugin::{CONTROL_NODES, PluginGpu, PluginMachine};
 
-use super::health::Health;
+use super::health::NodeHealth;
 use crate::health_change::HealthChange;
 
 /// What the driver has reported about the node's GPUs.
 #[derive(Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct DriverFacts {
     /// The last report about each GPU, by UUID. GPUs that have disappeared are kept.
     seen: BTreeMap<String, GpuFacts>,
     /// The UUIDs of the GPUs that the last report lists.
@@ -25,7 +25,7 @@ pub(super) struct Facts {
     pub(super) driver: String,
 }
 
-impl Facts {
+impl DriverFacts {
     /// Report whether the driver has not reported any GPU yet.
     pub(super) fn is_empty(&self) -> bool {
         self.seen.is_empty() && self.unreadable.is_empty()
@@ -63,7 +63,7 @@ impl Facts {
     }
 
     /// Describe the change to a verdict about a GPU or a MIG device, if the driver has ever listed it.
-    pub(super) fn change(&self, uuid: &str, verdict: &Verdict) -> Option<HealthChange> {
+    pub(super) fn change(&self, uuid: &str, verdict: &HealthVerdict) -> Option<HealthChange> {
         if let Some(gpu) = self.seen.get(uuid) {
             return Some(HealthChange::new(&gpu.index.to_string(), &gpu.model, uuid, verdict));
         }
@@ -88,15 +88,15 @@ impl Facts {
     }
 
     /// Describe the machine. `root` is the directory that contains `/dev` and `/sys`.
-    pub(super) fn machine(&self, health: &Health, config: &Config, root: &Path) -> Machine {
-        let known = self.seen.values().map(|facts| Gpu {
+    pub(super) fn machine(&self, health: &NodeHealth, config: &NvidiaConfig, root: &Path) -> PluginMachine {
+        let known = self.seen.values().map(|facts| PluginGpu {
             lost: facts.lost || !self.listed.contains(&facts.uuid),
             // As NVIDIA's device plugin, name only a NUMA node that the kernel knows. NVML reports node 0 where there is none, such as on WSL.
             numa: facts.numa.filter(|_| is_known_to_the_kernel(facts, root)),
             ..gpu(facts, health)
         });
-        let mut gpus: Vec<Gpu> = known
-            .chain(self.unreadable.iter().map(|index| Machine::unreadable(*index)))
+        let mut gpus: Vec<PluginGpu> = known
+            .chain(self.unreadable.iter().map(|index| PluginMachine::unreadable(*index)))
             .collect();
         gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         let below = |path: &str| root.join(path.trim_start_matches('/'));
@@ -112,7 +112,7 @@ impl Facts {
             .iter()
             .map(|node| (*node).to_owned())
             .filter(|node| below(node).exists());
-        Machine {
+        PluginMachine {
             gpus,
             device_nodes: nodes.chain(channels.filter(has_channel)).collect(),
             cdi_classes: BTreeSet::new(),
@@ -125,10 +125,10 @@ fn is_known_to_the_kernel(facts: &GpuFacts, root: &Path) -> bool {
     !facts.pci.is_empty() && root.join("sys/bus/pci/devices").join(&facts.pci).exists()
 }
 
-fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
+fn gpu(facts: &GpuFacts, health: &NodeHealth) -> PluginGpu {
     let cc = facts.cc.split_once('.');
     let failed = facts.mig_devices.iter().map(|device| &device.uuid);
-    Gpu {
+    PluginGpu {
         uuid: facts.uuid.clone(),
         unreadable: false,
         lost: facts.lost,
@@ -148,9 +148,9 @@ fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
 
 #[cfg(test)]
 mod tests {
-    use divvy_hardware::{SNAPSHOT_VERSION, Unreadable};
+    use divvy_hardware::{SNAPSHOT_VERSION, UnreadableDevice};
     use divvy_model::{MiB, MigDevice, MigParts};
-    use divvy_nvidia_config::{Environment, Invocation, Program};
+    use divvy_nvidia_config::{Environment, Invocation, NvidiaProgram};
 
     use super::super::Pace;
     use super::*;
@@ -166,7 +166,7 @@ mod tests {
             }],
             ..GpuFacts::default()
         };
-        let lost = |index: &u32| Unreadable {
+        let lost = |index: &u32| UnreadableDevice {
             vendor: Vendor::Nvidia,
             index: *index,
             lost: true,
@@ -180,17 +180,21 @@ mod tests {
         }
     }
 
-    fn uuids(facts: &Facts) -> Vec<String> {
-        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+    fn uuids(facts: &DriverFacts) -> Vec<String> {
+        let invocation = Invocation::parse(NvidiaProgram::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
         let (config, _) = invocation.config(None).expect("the defaults");
-        let machine = facts.machine(&Health::new(&config, Pace::default()).0, &config, Path::new("/nonexistent"));
+        let machine = facts.machine(
+            &NodeHealth::new(&config, Pace::default()).0,
+            &config,
+            Path::new("/nonexistent"),
+        );
         machine.gpus.into_iter().map(|gpu| gpu.uuid).collect()
     }
 
     /// A GPU keeps its UUID if it was read before it was lost.
     #[test]
     fn a_lost_gpu_keeps_its_uuid_or_gets_a_name() {
-        let mut facts = Facts::default();
+        let mut facts = DriverFacts::default();
         facts.snapshot(snapshot(&[("GPU-a", 0)], &[1]));
         assert_eq!(uuids(&facts), ["GPU-a", "GPU-unreadable-1"]);
         facts.snapshot(snapshot(&[("GPU-a", 0), ("GPU-b", 1)], &[]));
@@ -203,15 +207,15 @@ mod tests {
     fn a_gpu_is_on_a_numa_node_only_if_the_kernel_knows_the_gpu() {
         let root = tempfile::tempdir().expect("a directory");
         std::fs::create_dir_all(root.path().join("sys/bus/pci/devices/0000:81:00.0")).expect("created");
-        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+        let invocation = Invocation::parse(NvidiaProgram::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
         let (config, _) = invocation.config(None).expect("the defaults");
         let numa = |pci: &str| {
             let mut found = snapshot(&[("GPU-a", 0)], &[]);
             (found.gpus[0].pci, found.gpus[0].numa) = (pci.to_owned(), Some(0));
-            let mut facts = Facts::default();
+            let mut facts = DriverFacts::default();
             facts.snapshot(found);
             facts
-                .machine(&Health::new(&config, Pace::default()).0, &config, root.path())
+                .machine(&NodeHealth::new(&config, Pace::default()).0, &config, root.path())
                 .gpus[0]
                 .numa
         };
@@ -220,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_fault_names_a_mig_device_by_its_instances() {
-        let mut facts = Facts::default();
+        let mut facts = DriverFacts::default();
         facts.snapshot(snapshot(&[("GPU-a", 0)], &[]));
         let fault = |uuid: &str, partition| Fault {
             vendor: Vendor::Nvidia,
@@ -251,9 +255,9 @@ mod tests {
             memory: 4864,
             ..MigParts::default()
         });
-        let mut facts = Facts::default();
+        let mut facts = DriverFacts::default();
         facts.snapshot(found);
-        let failed = Verdict {
+        let failed = HealthVerdict {
             health: divvy_model::Health::Failed,
             reason: Some("XID 79".to_owned()),
         };

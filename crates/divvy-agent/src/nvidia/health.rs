@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_hardware::health::{Settings, Tracker, Verdict};
+use divvy_hardware::health::{HealthVerdict, RecoverySettings, Tracker};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
-use divvy_nvidia_config::Config;
+use divvy_nvidia_config::NvidiaConfig;
 use divvy_nvidia_plugin::HealthChecks;
 
 use super::Pace;
 
 /// The health of all GPUs and MIG devices so far. A MIG device can fail alone. If its GPU fails, it fails as well.
 #[derive(Debug)]
-pub(super) struct Health {
+pub(super) struct NodeHealth {
     checks: HealthChecks,
     gpus: Tracker,
     mig_devices: Tracker,
@@ -27,12 +27,12 @@ pub(super) struct Health {
     is_silent: bool,
 }
 
-impl Health {
+impl NodeHealth {
     /// Create the health checks of a configuration. Also return the words of the configuration that are not understood.
-    pub(super) fn new(config: &Config, pace: Pace) -> (Health, Vec<String>) {
+    pub(super) fn new(config: &NvidiaConfig, pace: Pace) -> (NodeHealth, Vec<String>) {
         let settings = settings(pace.recovery);
         let (checks, unknown) = HealthChecks::parse(&config.plugin.disabled_health_checks, &config.plugin.enabled_health_checks);
-        let health = Health {
+        let health = NodeHealth {
             checks,
             gpus: Tracker::new(settings),
             mig_devices: Tracker::new(settings),
@@ -139,17 +139,17 @@ impl Health {
     }
 
     /// Return the verdict on a GPU or a MIG device. It does not say that the driver is silent.
-    pub(super) fn verdict(&self, uuid: &str) -> Option<&Verdict> {
+    pub(super) fn verdict(&self, uuid: &str) -> Option<&HealthVerdict> {
         self.gpus.verdict(uuid).or_else(|| self.mig_devices.verdict(uuid))
     }
 }
 
-fn settings(recovery: Duration) -> Settings {
+fn settings(recovery: Duration) -> RecoverySettings {
     let wait_ms = u64::try_from(recovery.as_millis()).unwrap_or(u64::MAX);
-    Settings {
+    RecoverySettings {
         wait_ms,
-        longest_wait_ms: Settings::default().longest_wait_ms.max(wait_ms),
-        ..Settings::default()
+        longest_wait_ms: RecoverySettings::default().longest_wait_ms.max(wait_ms),
+        ..RecoverySettings::default()
     }
 }
 
@@ -157,17 +157,17 @@ fn settings(recovery: Duration) -> Settings {
 mod tests {
     use divvy_hardware::{NoEvents, SNAPSHOT_VERSION};
     use divvy_model::MigDevice;
-    use divvy_nvidia_config::{Environment, Invocation, Program};
+    use divvy_nvidia_config::{Environment, Invocation, NvidiaProgram};
 
     use super::*;
 
-    fn health() -> Health {
+    fn health() -> NodeHealth {
         health_with(&Environment::new())
     }
 
-    fn health_with(variables: &Environment) -> Health {
-        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], variables).expect("no arguments");
-        Health::new(&invocation.config(None).expect("the defaults").0, Pace::default()).0
+    fn health_with(variables: &Environment) -> NodeHealth {
+        let invocation = Invocation::parse(NvidiaProgram::DevicePlugin, "1", &[], variables).expect("no arguments");
+        NodeHealth::new(&invocation.config(None).expect("the defaults").0, Pace::default()).0
     }
 
     fn snapshot() -> Snapshot {

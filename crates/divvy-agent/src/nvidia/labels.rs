@@ -5,17 +5,17 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_hardware::Failure;
-use divvy_hardware::client::{Probe, cuda_snapshot, snapshot};
-use divvy_labels::{Labels, Machine, file, labels};
-use divvy_nvidia_config::{Config, Discovery, SleepInterval};
+use divvy_hardware::client::{ProbeSource, cuda_snapshot, snapshot};
+use divvy_labels::{LabeledMachine, Labels, file, labels};
+use divvy_nvidia_config::{Discovery, NvidiaConfig, SleepInterval};
 use divvy_nvidia_plugin::{Nvml, Platform, platform};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::node_feature::{ClusterOptions, Published};
-use super::{Loaded, Source, Surroundings, probe, refusal, tegra, vfio};
+use super::node_feature::{ClusterOptions, PublishedFeature};
+use super::{ConfigSource, LoadedConfig, Surroundings, probe, refusal, tegra, vfio};
 use crate::Error;
-use crate::labels::{FeatureFile, Host};
+use crate::labels::{DescribedHost, FeatureFile};
 
 /// The timeout for the driver's description of all GPUs. It is long, because the driver's initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
@@ -32,20 +32,20 @@ const NO_DRIVER: &str = "unknown.unknown.unknown";
 /// # Errors
 /// Fails if the configuration is wrong, or if the driver does not answer and the configuration says not to wait for it.
 pub(super) async fn label(
-    source: Source,
+    source: ConfigSource,
     cluster: ClusterOptions,
     surroundings: Surroundings,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let mut reloads = source.watch();
     let mut loaded = load(&source)?;
-    let mut output = Output::new(&loaded.config, &cluster).await?;
+    let mut output = DiscoveryOutput::new(&loaded.config, &cluster).await?;
     let started = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
     loop {
         let config = &loaded.config;
-        let host = Host::read(&surroundings.root, Path::new(&config.feature_discovery.machine_type_file));
+        let host = DescribedHost::read(&surroundings.root, Path::new(&config.feature_discovery.machine_type_file));
         let machine = match describe(config, &surroundings, &host, started).await {
             Ok(machine) => machine,
             Err(error) if config.fail_on_init_error => return Err(Error::Labels(error.to_string())),
@@ -62,7 +62,7 @@ pub(super) async fn label(
         let is_written = match (written, &output) {
             (Ok(()), _) => true,
             // The API server may be away for a while. A file that cannot be written needs an operator.
-            (Err(error), Output::NodeFeature(_)) => {
+            (Err(error), DiscoveryOutput::NodeFeature(_)) => {
                 error!("{error}; trying again");
                 false
             }
@@ -81,7 +81,7 @@ pub(super) async fn label(
             () = reloads.changed() => match load(&source) {
                 Ok(next) => {
                     loaded = next;
-                    output = Output::new(&loaded.config, &cluster).await?;
+                    output = DiscoveryOutput::new(&loaded.config, &cluster).await?;
                     info!("the configuration has been read again");
                 }
                 Err(error) => error!("{error}; the previous configuration stays in force"),
@@ -100,7 +100,7 @@ fn pause(interval: SleepInterval, is_written: bool) -> Option<Duration> {
     }
 }
 
-fn load(source: &Source) -> Result<Loaded, Error> {
+fn load(source: &ConfigSource) -> Result<LoadedConfig, Error> {
     let loaded = source.load().map_err(|error| Error::Labels(error.to_string()))?;
     loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
     Ok(loaded)
@@ -116,10 +116,15 @@ enum NotDescribed {
 }
 
 /// Describe the machine with facts from the driver and the kernel.
-async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, NotDescribed> {
+async fn describe(
+    config: &NvidiaConfig,
+    surroundings: &Surroundings,
+    host: &DescribedHost,
+    timestamp: u64,
+) -> Result<LabeledMachine, NotDescribed> {
     if config.discovery == Discovery::Vfio {
         let mounted = Path::new(&config.plugin.container_driver_root);
-        return Ok(Machine {
+        return Ok(LabeledMachine {
             driver: NO_DRIVER.to_owned(),
             gpus: vfio::gpus(&surroundings.root, &[mounted, &surroundings.root]),
             ..host.without_gpus(timestamp)
@@ -129,7 +134,7 @@ async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, tim
     let has_tegra_files = tegra::has_files(config, surroundings);
     let is_tegra = |answer: &Nvml<'_>| platform(config.discovery, has_tegra_files, answer) == Platform::Tegra;
     if !is_tegra(&Nvml::Silent) {
-        let found = snapshot(&Probe::Spawn(spawn.clone()), ANSWER).await;
+        let found = snapshot(&ProbeSource::Spawn(spawn.clone()), ANSWER).await;
         if !is_tegra(&tegra::nvml(found.as_ref())) {
             let found =
                 found.map_err(|failure| NotDescribed::Nvml(refusal(config, &failure).unwrap_or_else(|| failure.to_string())))?;
@@ -138,21 +143,21 @@ async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, tim
     }
     let found = cuda_snapshot(&spawn, ANSWER).await;
     let found = found.map_err(NotDescribed::Cuda)?;
-    Ok(Machine {
+    Ok(LabeledMachine {
         driver: NO_DRIVER.to_owned(),
         ..host.machine(found, timestamp)
     })
 }
 
 /// Where the labels are written.
-enum Output {
+enum DiscoveryOutput {
     Stdout,
     File(FeatureFile),
-    NodeFeature(Box<Published>),
+    NodeFeature(Box<PublishedFeature>),
 }
 
-impl Output {
-    async fn new(config: &Config, cluster: &ClusterOptions) -> Result<Output, Error> {
+impl DiscoveryOutput {
+    async fn new(config: &NvidiaConfig, cluster: &ClusterOptions) -> Result<DiscoveryOutput, Error> {
         let discovery = &config.feature_discovery;
         // NVIDIA's static manifests do not set the node's name, which a NodeFeature object needs.
         let has_name = !cluster.node.is_empty();
@@ -164,9 +169,9 @@ impl Output {
         }
         Ok(
             match (discovery.use_node_feature_api && has_name, discovery.output_file.as_str()) {
-                (true, _) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
-                (false, "") => Output::Stdout,
-                (false, path) => Output::File(
+                (true, _) => DiscoveryOutput::NodeFeature(Box::new(PublishedFeature::connect(cluster).await?)),
+                (false, "") => DiscoveryOutput::Stdout,
+                (false, path) => DiscoveryOutput::File(
                     FeatureFile::at(Path::new(path))
                         .ok_or_else(|| Error::Labels(format!("--output-file {path} is not the path of a file")))?,
                 ),
@@ -178,18 +183,18 @@ impl Output {
     async fn write(&mut self, found: &Labels) -> Result<(), Error> {
         found.warnings.iter().for_each(|warning| warn!("{warning}"));
         match self {
-            Output::Stdout => {
+            DiscoveryOutput::Stdout => {
                 let mut stdout = std::io::stdout().lock();
                 let written = stdout.write_all(file(found).as_bytes()).and_then(|()| stdout.flush());
                 written.map_err(|error| Error::Labels(format!("cannot write to the standard output: {error}")))
             }
-            Output::File(feature) => {
+            DiscoveryOutput::File(feature) => {
                 if feature.write(found)? {
                     info!("wrote {} labels to {}", found.labels.len(), feature.path().display());
                 }
                 Ok(())
             }
-            Output::NodeFeature(published) => published.write(found).await,
+            DiscoveryOutput::NodeFeature(published) => published.write(found).await,
         }
     }
 }

@@ -4,13 +4,13 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 
-use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
+use divvy_nvidia_config::{EarlyExit, Environment, Invocation, NvidiaProgram};
 use tracing::warn;
 
 use super::labels::label;
 use super::node_feature::ClusterOptions;
 use super::surroundings::other_root;
-use super::{Loaded, Source, Surroundings, device_plugin, manage_config, mps, mps_control_daemon};
+use super::{ConfigSource, LoadedConfig, Surroundings, device_plugin, manage_config, mps, mps_control_daemon};
 use crate::Error;
 
 /// Run in place of one of NVIDIA's programs, with this process's arguments and environment.
@@ -19,7 +19,7 @@ use crate::Error;
     clippy::print_stderr,
     reason = "the help, or what is wrong with the arguments"
 )]
-pub fn main(program: Program) -> ExitCode {
+pub fn main(program: NvidiaProgram) -> ExitCode {
     let arguments: Vec<String> = std::env::args_os()
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())
@@ -33,11 +33,11 @@ pub fn main(program: Program) -> ExitCode {
     let environment: Environment = variables.collect();
     let invocation = match Invocation::parse(program, env!("CARGO_PKG_VERSION"), &arguments, &environment) {
         Ok(invocation) => invocation,
-        Err(Stop { text, is_error: true }) => {
+        Err(EarlyExit { text, is_error: true }) => {
             eprint!("{text}");
             return ExitCode::FAILURE;
         }
-        Err(Stop { text, is_error: false }) => {
+        Err(EarlyExit { text, is_error: false }) => {
             print!("{text}");
             return ExitCode::SUCCESS;
         }
@@ -48,12 +48,12 @@ pub fn main(program: Program) -> ExitCode {
     })
 }
 
-async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
+async fn run(program: NvidiaProgram, invocation: Invocation) -> Result<(), Error> {
     if let Some(text) = invocation.warning() {
         warn!("{text}");
     }
     if invocation.is_mount_shm() {
-        let mps = super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?;
+        let mps = super::MpsSurroundings::of_pod(Path::new("/"), super::surroundings::variable)?;
         mps::mount_shm(&mps.shm(), Path::new("/proc"))?;
         return if mps.for_shares {
             mps::mount_pipe(&crate::mps::pipe(Path::new("/")), Path::new("/proc"))
@@ -66,12 +66,14 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         text: error.to_string(),
     })?;
     match program {
-        Program::ConfigManager => {
+        NvidiaProgram::ConfigManager => {
             let options = invocation.config_manager();
             manage_config(options.map_err(|error| Error::ConfigManager(error.to_string()))?, stop).await
         }
-        Program::DevicePlugin => with_driver(invocation, |source, surroundings| device_plugin(source, surroundings, stop)).await,
-        Program::FeatureDiscovery => {
+        NvidiaProgram::DevicePlugin => {
+            with_driver(invocation, |source, surroundings| device_plugin(source, surroundings, stop)).await
+        }
+        NvidiaProgram::FeatureDiscovery => {
             let cluster = ClusterOptions {
                 kubeconfig: invocation.filled("kubeconfig").map(Into::into),
                 node: invocation.text("node-name").unwrap_or_default().to_owned(),
@@ -80,7 +82,7 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
             };
             with_driver(invocation, |source, surroundings| label(source, cluster, surroundings, stop)).await
         }
-        Program::MpsControlDaemon => {
+        NvidiaProgram::MpsControlDaemon => {
             with_driver(invocation, |source, surroundings| {
                 mps_control_daemon(source, surroundings, stop)
             })
@@ -90,14 +92,14 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
 }
 
 /// Run a program that reads a configuration and asks the driver, and remove the directory of its probe.
-async fn with_driver<F>(invocation: Invocation, work: impl FnOnce(Source, Surroundings) -> F) -> Result<(), Error>
+async fn with_driver<F>(invocation: Invocation, work: impl FnOnce(ConfigSource, Surroundings) -> F) -> Result<(), Error>
 where
     F: Future<Output = Result<(), Error>>,
 {
     let file = invocation.config_file().map(Into::into);
-    let source = Source::new(file, move |text| {
+    let source = ConfigSource::new(file, move |text| {
         let (config, warnings) = invocation.config(text)?;
-        Ok(Loaded { config, warnings })
+        Ok(LoadedConfig { config, warnings })
     });
     let surroundings = Surroundings::of_pod()?;
     let probe_dir = surroundings.probe_dir.clone();

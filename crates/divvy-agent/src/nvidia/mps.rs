@@ -17,10 +17,10 @@ mod watch;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use divvy_hardware::client::{Probe, ProbeClient, ProbeHandle, Update};
-use divvy_hardware::{Failure, GpuProcesses, Process};
-use divvy_nvidia_config::{Config, Imex};
-use divvy_nvidia_plugin::mps::share::{Client, Shares};
+use divvy_hardware::client::{ProbeClient, ProbeHandle, ProbeSource, Update};
+use divvy_hardware::{Failure, GpuProcess, GpuProcesses};
+use divvy_nvidia_config::{Imex, NvidiaConfig};
+use divvy_nvidia_plugin::mps::share::{MpsProcess, SharesAbove};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, for_shares, left_over};
 use divvy_nvidia_plugin::offer;
 use futures::future::join_all;
@@ -29,21 +29,21 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
-use self::host::Host;
+use self::host::MpsHost;
 pub(super) use self::shm::{mount_pipe, mount_shm};
 use self::supervisor::{Serving, supervise};
 use self::tools::Tools;
 pub(super) use self::tools::{IN_ROOT, run_in_root};
 pub(super) use self::watch::{Daemons, served};
-use super::facts::Facts;
-use super::health::Health;
+use super::facts::DriverFacts;
+use super::health::NodeHealth;
 use super::reload::LoadError;
-use super::{Loaded, Mps, Pace, Source, Surroundings, probe, refusal};
+use super::{ConfigSource, LoadedConfig, MpsSurroundings, Pace, Surroundings, probe, refusal};
 use crate::{Error, files};
 
-impl Mps {
-    fn host(&self) -> Host {
-        Host {
+impl MpsSurroundings {
+    fn host(&self) -> MpsHost {
+        MpsHost {
             tools: Tools {
                 path: self.path.clone(),
                 root: self.driver_root.clone(),
@@ -62,11 +62,11 @@ impl Mps {
 /// # Errors
 /// Fails if the configuration is wrong or does not suit the node, or if the driver cannot be initialized and the configuration
 /// says not to wait for it. The daemons have been ended.
-pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
+pub async fn mps_control_daemon(source: ConfigSource, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
     let mut config = load(&source).map_err(|error| Error::Plugin(error.to_string()))?;
-    let mut node = Node::new(&surroundings)?;
-    let mut spawn = Probe::Spawn(probe(&config, &surroundings));
+    let mut node = MpsNode::new(&surroundings)?;
+    let mut spawn = ProbeSource::Spawn(probe(&config, &surroundings));
     let mut client = ProbeClient::start(spawn.clone(), surroundings.pace.timing());
     let mut counts = tokio::time::interval(surroundings.mps.count);
     counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -83,7 +83,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
                     Ok(next) => {
                         info!("the configuration is read again");
                         config = next;
-                        let wanted = Probe::Spawn(probe(&config, &surroundings));
+                        let wanted = ProbeSource::Spawn(probe(&config, &surroundings));
                         if wanted != spawn {
                             client = ProbeClient::start(wanted.clone(), surroundings.pace.timing());
                             spawn = wanted;
@@ -97,7 +97,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
                 },
             }
         };
-        // The end waits for nothing: whatever a turn leaves half done, `Node::end` ends.
+        // The end waits for nothing: whatever a turn leaves half done, `MpsNode::end` ends.
         let result = tokio::select! {
             () = stop.cancelled() => break Ok(()),
             result = turn => result,
@@ -110,49 +110,49 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
     ended
 }
 
-fn load(source: &Source) -> Result<Config, LoadError> {
-    let Loaded { config, warnings } = source.load()?;
+fn load(source: &ConfigSource) -> Result<NvidiaConfig, LoadError> {
+    let LoadedConfig { config, warnings } = source.load()?;
     warnings.iter().for_each(|warning| warn!("{warning}"));
     // IMEX channels concern the device plugin only.
-    Ok(Config {
+    Ok(NvidiaConfig {
         imex: Imex::default(),
         ..config
     })
 }
 
 /// What is known about the node, and the daemons that run on it.
-struct Node {
-    mps: Mps,
-    facts: Facts,
+struct MpsNode {
+    mps: MpsSurroundings,
+    facts: DriverFacts,
     /// Whether the driver's description of the GPUs has led to a decision.
     is_planned: bool,
     /// Whether the configuration suits the GPUs.
     is_suitable: bool,
     serving: Serving,
-    running: BTreeMap<String, Running>,
+    running: BTreeMap<String, RunningDaemon>,
     tasks: JoinSet<String>,
     /// What an ended run of this program has left behind.
     left_over: Vec<Daemon>,
     root: PathBuf,
     said: Vec<String>,
-    shares: Shares,
+    shares: SharesAbove,
 }
 
 /// The supervisor of one daemon.
-struct Running {
+struct RunningDaemon {
     description: tokio::sync::watch::Sender<Daemon>,
     stop: CancellationToken,
 }
 
-impl Node {
+impl MpsNode {
     /// Remove the markers of an earlier run: its daemons ended with its container.
-    fn new(surroundings: &Surroundings) -> Result<Node, Error> {
+    fn new(surroundings: &Surroundings) -> Result<MpsNode, Error> {
         let mps = surroundings.mps.clone();
         files::make_directory(&mps.root, 0o755)?;
         files::remove(&mps.root, READY)?;
-        Ok(Node {
+        Ok(MpsNode {
             left_over: clear(&mps.root)?,
-            facts: Facts::default(),
+            facts: DriverFacts::default(),
             is_planned: false,
             is_suitable: true,
             serving: Serving::default(),
@@ -160,12 +160,12 @@ impl Node {
             tasks: JoinSet::new(),
             root: surroundings.root.clone(),
             said: Vec::new(),
-            shares: Shares::default(),
+            shares: SharesAbove::default(),
             mps,
         })
     }
 
-    async fn update(&mut self, config: &Config, update: Option<Update>) -> Result<(), Error> {
+    async fn update(&mut self, config: &NvidiaConfig, update: Option<Update>) -> Result<(), Error> {
         match update {
             Some(Update::Snapshot(snapshot)) => {
                 self.facts.snapshot(snapshot);
@@ -182,7 +182,7 @@ impl Node {
     }
 
     /// Process a failed attempt to get a snapshot from the driver. Daemons that run are left alone.
-    fn unavailable(&mut self, config: &Config, failure: &Failure) -> Result<(), Error> {
+    fn unavailable(&mut self, config: &NvidiaConfig, failure: &Failure) -> Result<(), Error> {
         if let Some(text) = refusal(config, failure)
             && self.facts.is_empty()
             && config.fail_on_init_error
@@ -196,7 +196,7 @@ impl Node {
     }
 
     /// Let the daemons run that the configuration wants on these GPUs.
-    async fn reconcile(&mut self, config: &Config) -> Result<(), Error> {
+    async fn reconcile(&mut self, config: &NvidiaConfig) -> Result<(), Error> {
         // Before the driver has answered, nothing is known about the GPUs.
         if self.facts.driver.is_empty() && self.facts.is_empty() {
             return Ok(());
@@ -204,7 +204,7 @@ impl Node {
         let wanted = self.wanted(config)?;
         let started: Vec<Daemon> = {
             let serving = self.serving.borrow();
-            let described = |(name, running): (&String, &Running)| match serving.get(name) {
+            let described = |(name, running): (&String, &RunningDaemon)| match serving.get(name) {
                 Some(daemon) => daemon.clone(),
                 None => running.description.borrow().clone(),
             };
@@ -250,7 +250,7 @@ impl Node {
     }
 
     /// Return the daemons that the configuration wants on these GPUs.
-    fn wanted(&mut self, config: &Config) -> Result<Vec<Daemon>, Error> {
+    fn wanted(&mut self, config: &NvidiaConfig) -> Result<Vec<Daemon>, Error> {
         let refused = |error: divvy_nvidia_plugin::Error| {
             let within = match error {
                 divvy_nvidia_plugin::Error::TooManyClients { .. } => "invalid MPS configuration: ",
@@ -260,7 +260,7 @@ impl Node {
         };
         let machine = self
             .facts
-            .machine(&Health::new(config, Pace::default()).0, config, &self.root);
+            .machine(&NodeHealth::new(config, Pace::default()).0, config, &self.root);
         if self.mps.for_shares {
             let wanted: Vec<Daemon> = for_shares(&machine, &self.mps.root, &self.mps.pod).into_iter().collect();
             self.say(if wanted.is_empty() {
@@ -304,7 +304,7 @@ impl Node {
             supervised.await;
             resource
         });
-        self.running.insert(name, Running { description, stop });
+        self.running.insert(name, RunningDaemon { description, stop });
     }
 
     /// Wait until the daemons that serve are others, and update the marker that says that all do.
@@ -408,9 +408,9 @@ impl Node {
 }
 
 /// Return the processes that run in containers.
-fn clients(gpus: &[GpuProcesses]) -> Vec<Client> {
-    let client = |gpu: &str, process: &Process| {
-        Some(Client {
+fn clients(gpus: &[GpuProcesses]) -> Vec<MpsProcess> {
+    let client = |gpu: &str, process: &GpuProcess| {
+        Some(MpsProcess {
             gpu: gpu.to_owned(),
             pod: process.pod.clone()?,
             container: process.container.clone()?,
@@ -455,15 +455,16 @@ fn directories(path: &Path) -> Result<Vec<String>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use divvy_hardware::{Code, GpuFacts, SNAPSHOT_VERSION, Snapshot};
+    use divvy_hardware::{FailureCode, GpuFacts, SNAPSHOT_VERSION, Snapshot};
     use divvy_model::{MiB, MigDevice};
-    use divvy_nvidia_config::{Environment, Invocation, Program};
+    use divvy_nvidia_config::{Environment, Invocation, NvidiaProgram};
 
     use super::*;
 
-    fn config(arguments: &[&str], text: &str) -> Config {
+    fn config(arguments: &[&str], text: &str) -> NvidiaConfig {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let invocation = Invocation::parse(Program::MpsControlDaemon, "1", &arguments, &Environment::new()).expect("arguments");
+        let invocation =
+            Invocation::parse(NvidiaProgram::MpsControlDaemon, "1", &arguments, &Environment::new()).expect("arguments");
         invocation.config(Some(text)).expect("a configuration").0
     }
 
@@ -475,9 +476,9 @@ mod tests {
             sockets: at("sockets"),
             cdi_dir: at("cdi"),
             root: at("root"),
-            mps: Mps {
+            mps: MpsSurroundings {
                 root: at("mps"),
-                ..Mps::below(Path::new("/"))
+                ..MpsSurroundings::below(Path::new("/"))
             },
             pace: Pace::default(),
             metrics: None,
@@ -491,8 +492,8 @@ mod tests {
             let directory = tempfile::tempdir().expect("a directory");
             let mut surroundings = surroundings(directory.path());
             surroundings.mps.for_shares = for_shares;
-            let mut node = Node::new(&surroundings).expect("a node");
-            let failure = Failure::new(Code::LibraryNotFound, "no library");
+            let mut node = MpsNode::new(&surroundings).expect("a node");
+            let failure = Failure::new(FailureCode::LibraryNotFound, "no library");
             let result = node.unavailable(&config(&[], ""), &failure);
             assert_eq!(result.is_ok(), for_shares, "{result:?}");
         }
@@ -505,7 +506,7 @@ mod tests {
         for (config, expected) in [(config(&[], ""), true), (config(&["--mig-strategy=single"], shared), false)] {
             let directory = tempfile::tempdir().expect("a directory");
             let surroundings = surroundings(directory.path());
-            let mut node = Node::new(&surroundings).expect("a node");
+            let mut node = MpsNode::new(&surroundings).expect("a node");
             let gpu = GpuFacts {
                 uuid: "GPU-0".to_owned(),
                 total: MiB(40960),

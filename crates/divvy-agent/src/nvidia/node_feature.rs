@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use divvy_kube::client::{Choice, connect};
+use divvy_kube::client::{ClusterChoice, connect};
 use divvy_labels::{Labels, NodeFeature, node_feature};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta, PostParams};
 use kube::core::PartialObjectMeta;
@@ -21,18 +21,18 @@ pub(super) struct ClusterOptions {
 }
 
 /// The NodeFeature object of this node.
-pub(crate) struct Published {
+pub(crate) struct PublishedFeature {
     objects: Api<DynamicObject>,
     of: NodeFeature,
     /// The labels that this process wrote last.
     written: Option<Labels>,
 }
 
-impl Published {
-    pub(super) async fn connect(options: &ClusterOptions) -> Result<Published, Error> {
-        let client = connect(&Choice {
+impl PublishedFeature {
+    pub(super) async fn connect(options: &ClusterOptions) -> Result<PublishedFeature, Error> {
+        let client = connect(&ClusterChoice {
             kubeconfig: options.kubeconfig.clone(),
-            ..Choice::default()
+            ..ClusterChoice::default()
         })
         .await?
         .client;
@@ -41,18 +41,18 @@ impl Published {
             namespace: options.namespace.clone(),
             owners: Vec::new(),
         };
-        Ok(Published::new(client, of, options.pod.as_deref()).await)
+        Ok(PublishedFeature::new(client, of, options.pod.as_deref()).await)
     }
 
     /// Return the object of a node. Its owners are `pod` and what owns that pod.
-    pub(crate) async fn new(client: kube::Client, of: NodeFeature, pod: Option<&str>) -> Published {
+    pub(crate) async fn new(client: kube::Client, of: NodeFeature, pod: Option<&str>) -> PublishedFeature {
         let kind = GroupVersionKind::gvk("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature");
         let resource = ApiResource::from_gvk_with_plural(&kind, "nodefeatures");
         let owners = match pod {
             Some(pod) => owners(&client, &of.namespace, pod).await,
             None => Vec::new(),
         };
-        Published {
+        PublishedFeature {
             objects: Api::namespaced_with(client, &of.namespace, &resource),
             of: NodeFeature { owners, ..of },
             written: None,

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use divvy_kube::client::{Choice, connect};
-use divvy_kube::events::Note;
+use divvy_kube::client::{ClusterChoice, connect};
+use divvy_kube::events::EventNote;
 use divvy_model::Health;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::{OnNode, Surroundings};
 use crate::health_change::HealthChange;
-use crate::metrics::{Counts, PluginMetrics};
+use crate::metrics::{PluginCounts, PluginMetrics};
 use crate::notice::Notice;
 use crate::observed::Observed;
 use crate::readiness::Readiness;
@@ -25,37 +25,37 @@ const EVENTS: usize = 64;
 
 /// What the plugin shows now.
 #[derive(Debug, Default)]
-pub(super) struct Shown {
+pub(super) struct ShownPlugin {
     pub(super) ready: Readiness,
     metrics: PluginMetrics,
-    state: Mutex<State>,
+    state: Mutex<OutletState>,
 }
 
 /// The health of the devices, and the resources that are offered.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct OutletState {
     /// The GPUs and MIG devices by UUID.
     pub(super) gpus: BTreeMap<String, Health>,
     /// For each resource the number of devices that are healthy, and of those that are not.
     pub(super) offered: BTreeMap<String, [u64; 2]>,
 }
 
-impl Shown {
-    pub(super) fn set(&self, state: State) {
+impl ShownPlugin {
+    pub(super) fn set(&self, state: OutletState) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
 
-impl Observed for Shown {
+impl Observed for ShownPlugin {
     fn ready(&self) -> &Readiness {
         &self.ready
     }
 
-    fn counts(&self) -> &Counts {
+    fn counts(&self) -> &PluginCounts {
         self.metrics.counts()
     }
 
-    fn metrics(&self, format: divvy_exposition::Format) -> String {
+    fn metrics(&self, format: divvy_exposition::MetricsFormat) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.metrics.text(&state.gpus, &state.offered, format)
     }
@@ -63,7 +63,7 @@ impl Observed for Shown {
 
 /// The plugin's outlets. They stay open while a new configuration makes the plugin start over, and close when this is dropped.
 pub(super) struct Outlets {
-    pub(super) shown: Arc<Shown>,
+    pub(super) shown: Arc<ShownPlugin>,
     events: Option<mpsc::Sender<HealthChange>>,
     _tasks: Vec<AbortOnDropHandle<()>>,
 }
@@ -74,7 +74,7 @@ impl Outlets {
     /// # Errors
     /// The address for the metrics cannot be used.
     pub(super) fn open(surroundings: &Surroundings, stop: &CancellationToken) -> Result<Outlets, Error> {
-        let shown = Arc::new(Shown::default());
+        let shown = Arc::new(ShownPlugin::default());
         let mut tasks = Vec::new();
         if let Some(address) = surroundings.metrics {
             let listener = http::listen(address, "DIVVY_METRICS=ADDRESS:PORT")?;
@@ -105,9 +105,9 @@ impl Outlets {
 
 /// Post the events one after the other.
 async fn post(on: OnNode, mut queue: mpsc::Receiver<HealthChange>) {
-    let choice = Choice {
+    let choice = ClusterChoice {
         kubeconfig: on.kubeconfig,
-        ..Choice::default()
+        ..ClusterChoice::default()
     };
     let mut notice = match connect(&choice).await {
         Ok(connection) => Notice::new(connection.client, "nvidia-device-plugin", &on.node),
@@ -118,7 +118,7 @@ async fn post(on: OnNode, mut queue: mpsc::Receiver<HealthChange>) {
     };
     while let Some(HealthChange { warning, reason, text }) = queue.recv().await {
         notice
-            .post(Note {
+            .post(EventNote {
                 warning,
                 reason: reason.to_owned(),
                 action: "Reconciling".to_owned(),

@@ -4,35 +4,35 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use divvy_kubelet::plugin::{Answer, Device, DeviceNode, Mount, Options, Plugin, Refusal};
-use divvy_nvidia_config::Config;
-use divvy_nvidia_plugin::{Access, Machine, Resource};
+use divvy_kubelet::plugin::{AllocateAnswer, CallRefusal, Plugin, PluginDevice, PluginDeviceNode, PluginMount, PluginOptions};
+use divvy_nvidia_config::NvidiaConfig;
+use divvy_nvidia_plugin::{Access, OfferedResource, PluginMachine};
 use tokio::sync::watch;
 
-use super::{Mps, mps};
+use super::{MpsSurroundings, mps};
 
 /// The data from which the plugins of all resources answer.
 #[derive(Debug)]
-pub(super) struct Served {
-    config: Config,
+pub(super) struct ServedData {
+    config: NvidiaConfig,
     offered: Mutex<Offered>,
 }
 
 #[derive(Debug, Default)]
 struct Offered {
-    machine: Machine,
-    resources: BTreeMap<String, Resource>,
+    machine: PluginMachine,
+    resources: BTreeMap<String, OfferedResource>,
 }
 
-impl Served {
-    pub(super) fn new(config: Config) -> Served {
-        Served {
+impl ServedData {
+    pub(super) fn new(config: NvidiaConfig) -> ServedData {
+        ServedData {
             config,
             offered: Mutex::default(),
         }
     }
 
-    pub(super) fn replace(&self, machine: Machine, resources: Vec<Resource>) {
+    pub(super) fn replace(&self, machine: PluginMachine, resources: Vec<OfferedResource>) {
         let resources = resources.into_iter().map(|resource| (resource.name().to_owned(), resource));
         *self.offered() = Offered {
             machine,
@@ -50,9 +50,9 @@ impl Served {
 #[derive(Debug)]
 pub(super) struct NvidiaPlugin {
     pub(super) name: String,
-    pub(super) devices: watch::Sender<Arc<Vec<Device>>>,
-    pub(super) served: Arc<Served>,
-    pub(super) mps: Mps,
+    pub(super) devices: watch::Sender<Arc<Vec<PluginDevice>>>,
+    pub(super) served: Arc<ServedData>,
+    pub(super) mps: MpsSurroundings,
 }
 
 impl NvidiaPlugin {
@@ -61,7 +61,7 @@ impl NvidiaPlugin {
             .offered()
             .resources
             .get(&self.name)
-            .is_some_and(Resource::uses_mps)
+            .is_some_and(OfferedResource::uses_mps)
     }
 }
 
@@ -70,14 +70,14 @@ impl Plugin for NvidiaPlugin {
         &self.name
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> PluginOptions {
+        PluginOptions {
             pre_start_required: self.uses_mps(),
             preferred_allocation: true,
         }
     }
 
-    fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
+    fn devices(&self) -> watch::Receiver<Arc<Vec<PluginDevice>>> {
         self.devices.subscribe()
     }
 
@@ -88,24 +88,24 @@ impl Plugin for NvidiaPlugin {
         resource.map_or_else(Vec::new, |resource| resource.preferred(policy, available, must_include, size))
     }
 
-    fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
+    fn allocate(&self, ids: &[String]) -> Result<AllocateAnswer, CallRefusal> {
         let offered = self.served.offered();
         let resource = offered
             .resources
             .get(&self.name)
-            .ok_or_else(|| Refusal::unknown(format!("{} is no longer offered on this node", self.name)))?;
+            .ok_or_else(|| CallRefusal::unknown(format!("{} is no longer offered on this node", self.name)))?;
         let access = resource.allocate(&self.served.config, &offered.machine, ids, &unique());
-        access.map(answer).map_err(|error| Refusal::unknown(error.to_string()))
+        access.map(answer).map_err(|error| CallRefusal::unknown(error.to_string()))
     }
 
     /// Wait until the MPS control daemon serves. A container that starts earlier would fail, or use the GPU without limits.
-    async fn pre_start(&self, _: Vec<String>) -> Result<(), Refusal> {
+    async fn pre_start(&self, _: Vec<String>) -> Result<(), CallRefusal> {
         if !self.uses_mps() {
             return Ok(());
         }
         let served = mps::served(&self.mps, &self.name).await;
         served.map_err(|reason| {
-            Refusal::not_yet(format!(
+            CallRefusal::not_yet(format!(
                 "the MPS control daemon of {} does not serve: {reason}; the kubelet tries again",
                 self.name
             ))
@@ -128,18 +128,18 @@ fn unique() -> String {
     )
 }
 
-fn answer(access: Access) -> Answer {
-    let mount = |mount: divvy_nvidia_plugin::Mount| Mount {
+fn answer(access: Access) -> AllocateAnswer {
+    let mount = |mount: divvy_nvidia_plugin::HostMount| PluginMount {
         container_path: mount.container_path,
         host_path: mount.host_path,
         read_only: false,
     };
-    let node = |node: divvy_nvidia_plugin::DeviceNode| DeviceNode {
+    let node = |node: divvy_nvidia_plugin::AccessDeviceNode| PluginDeviceNode {
         container_path: node.container_path,
         host_path: node.host_path,
         permissions: "rw".to_owned(),
     };
-    Answer {
+    AllocateAnswer {
         envs: access.envs,
         mounts: access.mounts.into_iter().map(mount).collect(),
         devices: access.devices.into_iter().map(node).collect(),
@@ -149,8 +149,8 @@ fn answer(access: Access) -> Answer {
 }
 
 /// Return a resource's devices for the kubelet.
-pub(super) fn devices(resource: &Resource) -> Vec<Device> {
-    let device = |device: divvy_nvidia_plugin::Device| Device {
+pub(super) fn devices(resource: &OfferedResource) -> Vec<PluginDevice> {
+    let device = |device: divvy_nvidia_plugin::OfferedDevice| PluginDevice {
         id: device.id,
         healthy: device.healthy,
         numa: device.numa.map(i64::from),

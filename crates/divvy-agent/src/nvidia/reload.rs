@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_nvidia_config::Config;
+use divvy_nvidia_config::NvidiaConfig;
 use rustix::fs::OFlags;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Interval, MissedTickBehavior};
@@ -16,9 +16,9 @@ use tracing::warn;
 
 /// A configuration that has been read.
 #[derive(Debug, Clone)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration.
-    pub config: Config,
+    pub config: NvidiaConfig,
     /// Warnings about the configuration for the operator.
     pub warnings: Vec<String>,
 }
@@ -48,16 +48,16 @@ pub(super) enum Unreadable {
 }
 
 /// Parses the text of the configuration file, which is `None` if there is no file.
-type Parse = Arc<dyn Fn(Option<&str>) -> Result<Loaded, divvy_nvidia_config::Error> + Send + Sync>;
+type Parse = Arc<dyn Fn(Option<&str>) -> Result<LoadedConfig, divvy_nvidia_config::Error> + Send + Sync>;
 
 /// Where the configuration comes from.
 #[derive(Clone)]
-pub struct Source {
+pub struct ConfigSource {
     file: Option<PathBuf>,
     parse: Parse,
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for ConfigSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Source").field("file", &self.file).finish_non_exhaustive()
     }
@@ -68,20 +68,20 @@ const LOOK: Duration = Duration::from_secs(2);
 /// The maximum size of the file in bytes, which is the limit of a ConfigMap.
 const BYTES: u64 = 1 << 20;
 
-impl Source {
+impl ConfigSource {
     /// Create a source from the path of the configuration file, if there is one, and a function that parses its text.
     pub fn new(
         file: Option<PathBuf>,
-        parse: impl Fn(Option<&str>) -> Result<Loaded, divvy_nvidia_config::Error> + Send + Sync + 'static,
-    ) -> Source {
-        Source {
+        parse: impl Fn(Option<&str>) -> Result<LoadedConfig, divvy_nvidia_config::Error> + Send + Sync + 'static,
+    ) -> ConfigSource {
+        ConfigSource {
             file,
             parse: Arc::new(parse),
         }
     }
 
     /// Read the configuration.
-    pub(super) fn load(&self) -> Result<Loaded, LoadError> {
+    pub(super) fn load(&self) -> Result<LoadedConfig, LoadError> {
         Ok((self.parse)(self.read()?.as_deref())?)
     }
 
@@ -133,7 +133,7 @@ fn plainly(error: &io::Error) -> String {
 /// Tells when to read the configuration again.
 #[derive(Debug)]
 pub(super) struct Reloads {
-    source: Source,
+    source: ConfigSource,
     known: Option<String>,
     hangup: Option<Signal>,
     tick: Interval,
@@ -186,7 +186,7 @@ mod tests {
         std::fs::write(at("good"), "version: v1\n").expect("written");
         let never = |_: Option<&str>| Err(divvy_nvidia_config::Error::NoFiles);
         let read = |path| {
-            Source::new(Some(path), never)
+            ConfigSource::new(Some(path), never)
                 .read()
                 .map_err(|error| LoadError::from(error).to_string())
         };

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_hardware::client::Timing;
+use divvy_hardware::client::ProbeTiming;
 use divvy_nvidia_plugin::mps::Intervals;
 use divvy_program::values::duration;
 
@@ -27,7 +27,7 @@ const FOR_SHARES: &str = "DIVVY_MPS_SHARES";
 
 /// Where the control daemons' files and the driver's programs are, and how patient the program is.
 #[derive(Debug, Clone)]
-pub struct Mps {
+pub struct MpsSurroundings {
     /// The directory of the control daemons' files.
     pub root: PathBuf,
     /// The root directory that contains `/sys`.
@@ -54,17 +54,17 @@ pub struct Mps {
     pub own: PathBuf,
 }
 
-impl Mps {
+impl MpsSurroundings {
     /// Return the settings for a program that runs in a pod and finds the node's files below this root. `variable` returns the value of an environment
     /// variable.
     ///
     /// # Errors
     /// Fails if the variable [`FOR_SHARES`] has another value than `true` and `false`.
-    pub(super) fn of_pod(root: &Path, variable: impl Fn(&str) -> Option<String>) -> Result<Mps, Error> {
-        let mps = Mps::below(root);
+    pub(super) fn of_pod(root: &Path, variable: impl Fn(&str) -> Option<String>) -> Result<MpsSurroundings, Error> {
+        let mps = MpsSurroundings::below(root);
         match variable(FOR_SHARES).as_deref() {
             None | Some("" | "false") => Ok(mps),
-            Some("true") => Ok(Mps {
+            Some("true") => Ok(MpsSurroundings {
                 for_shares: true,
                 pod: variable("POD_UID").unwrap_or_default(),
                 // NVIDIA's pods mount the directory at /mps. Here it is where it is on the node, so that the driver's programs find it in the driver's
@@ -79,8 +79,8 @@ impl Mps {
     }
 
     /// Return the settings of NVIDIA's pods.
-    pub(super) fn below(root: &Path) -> Mps {
-        Mps {
+    pub(super) fn below(root: &Path) -> MpsSurroundings {
+        MpsSurroundings {
             root: root.join("mps"),
             system: root.to_owned(),
             path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
@@ -116,7 +116,7 @@ pub struct Surroundings {
     /// The root directory that contains `/dev`.
     pub root: PathBuf,
     /// Where MPS is.
-    pub mps: Mps,
+    pub mps: MpsSurroundings,
     /// How often the driver is asked, and how patient the program is with a GPU that failed.
     pub pace: Pace,
     /// The address on which the device plugin serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
@@ -148,7 +148,7 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Pace {
         Pace {
-            interval: Timing::default().poll,
+            interval: ProbeTiming::default().poll,
             recovery: Duration::from_secs(30),
             silence: Duration::from_secs(60),
         }
@@ -170,10 +170,10 @@ impl Pace {
         })
     }
 
-    pub(super) fn timing(self) -> Timing {
-        Timing {
+    pub(super) fn timing(self) -> ProbeTiming {
+        ProbeTiming {
             poll: self.interval,
-            ..Timing::default()
+            ..ProbeTiming::default()
         }
     }
 }
@@ -207,7 +207,7 @@ impl Surroundings {
             probe_dir: temporary.join(format!("divvy-nvidia-{}", std::process::id())),
             sockets: root.join(SOCKETS),
             cdi_dir: root.join(SPECS),
-            mps: Mps::of_pod(&root, variable)?,
+            mps: MpsSurroundings::of_pod(&root, variable)?,
             pace: Pace::of(variable)?,
             metrics: metrics(variable)?,
             events: events(variable, Path::new(TOKEN).exists()),

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use divvy_hardware::{Code, Failure, Snapshot};
+use divvy_hardware::{Failure, FailureCode, Snapshot};
 use divvy_host::{Files, Root};
 use divvy_model::Vendor;
-use divvy_nvidia_config::Config;
+use divvy_nvidia_config::NvidiaConfig;
 use divvy_nvidia_plugin::{FAMILY_FILE, Nvml, RELEASE_FILE, is_tegra_family};
 
 use super::Surroundings;
@@ -16,7 +16,7 @@ const FAMILY: usize = 64;
 /// Report whether the node has a Tegra's files. They are looked for where the driver's root is mounted in the container, as NVIDIA's
 /// device plugin does, and below the container's own root, as NVIDIA's GPU feature discovery does: a container sees the kernel's
 /// files in its own `/sys`.
-pub(super) fn has_files(config: &Config, surroundings: &Surroundings) -> bool {
+pub(super) fn has_files(config: &NvidiaConfig, surroundings: &Surroundings) -> bool {
     let roots = [Path::new(&config.plugin.container_driver_root), &surroundings.root];
     roots.into_iter().any(has_files_below)
 }
@@ -36,7 +36,7 @@ pub(super) fn nvml<'a>(answer: Result<&'a Snapshot, &Failure>) -> Nvml<'a> {
             let gpus = snapshot.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia);
             Nvml::Gpus(gpus.map(|gpu| gpu.model.as_str()).collect())
         }
-        Err(failure) if failure.code != Code::LibraryNotFound => Nvml::Silent,
+        Err(failure) if failure.code != FailureCode::LibraryNotFound => Nvml::Silent,
         // Another vendor's driver may answer.
         Ok(_) | Err(_) => Nvml::Missing,
     }

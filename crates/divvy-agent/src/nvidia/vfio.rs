@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use divvy_labels::{Gpu, pci_name};
+use divvy_labels::{LabeledGpu, pci_name};
 
 use crate::files;
 
@@ -22,7 +22,7 @@ const BYTES: u64 = 16 << 20;
 
 /// Return the GPUs that `vfio-pci` has, from the kernel's list below `root`. The database with their names is looked for below `roots`. A GPU that it
 /// does not name is called as `lspci` calls it, such as `Device 20b0`.
-pub(super) fn gpus(root: &Path, roots: &[&Path]) -> Vec<Gpu> {
+pub(super) fn gpus(root: &Path, roots: &[&Path]) -> Vec<LabeledGpu> {
     let directory = root.join("sys/bus/pci/devices");
     let names = files::names(&directory).unwrap_or_default().into_iter();
     let found: Vec<(u16, u32)> = names.filter_map(|name| passed_through(&directory.join(name))).collect();
@@ -30,10 +30,10 @@ pub(super) fn gpus(root: &Path, roots: &[&Path]) -> Vec<Gpu> {
         return Vec::new();
     }
     let database = database(roots);
-    let gpu = |(device, class)| Gpu {
+    let gpu = |(device, class)| LabeledGpu {
         model: pci_name(&database, device).map_or_else(|| format!("Device {device:04x}"), str::to_owned),
         pci_class: Some(class),
-        ..Gpu::default()
+        ..LabeledGpu::default()
     };
     found.into_iter().map(gpu).collect()
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use divvy_agent::Error;
 use divvy_agent::nvidia::manage_config;
 use divvy_nvidia_config::{ConfigManager, Fallback, SignalTo, Unlabelled};
-use divvy_testbed::api::{ApiServer, Effect, Listening, Match, Options, PatchKind, Right, Rule};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Effect, FaultRule, Listening, Match, PatchKind, Right};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -80,7 +80,7 @@ impl Bed {
     /// Make a node without the label, and a mounted ConfigMap with these keys. The content of each is its name.
     async fn new(files: &[&str]) -> Bed {
         static BEDS: AtomicU32 = AtomicU32::new(0);
-        let api = ApiServer::new(Options::default());
+        let api = ApiServer::new(ApiServerOptions::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
         // The other node's label must not matter.
         let other = json!({"metadata": {"name": "n0", "labels": {LABEL: "fast"}}});
@@ -364,7 +364,7 @@ async fn once_writes_the_labels_link_without_a_signal() {
     let away = bed
         .api
         .faults()
-        .add(Rule::new(Match::any().resource("nodes"), refuse).times(2));
+        .add(FaultRule::new(Match::any().resource("nodes"), refuse).times(2));
     bed.once().await.expect("linked");
     assert_eq!(bed.api.faults().fired(away), 2);
     assert_eq!((bed.target(), receiver.count()), (Some(bed.file("fast")), 0));

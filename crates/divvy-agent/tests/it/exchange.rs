@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use divvy_exposition::Format;
+use divvy_exposition::MetricsFormat;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -21,9 +21,9 @@ pub(crate) async fn exchange(address: SocketAddr, path: &str, headers: &str) -> 
 pub(crate) async fn serves_both_formats(address: SocketAddr, family: &str) {
     let open_metrics = "accept: text/plain;q=0.5\r\naccept: application/openmetrics-text;version=1.0.0\r\n";
     for (headers, format, end) in [
-        ("", Format::Text, false),
-        ("accept: */*\r\n", Format::Text, false),
-        (open_metrics, Format::OpenMetrics, true),
+        ("", MetricsFormat::Text, false),
+        ("accept: */*\r\n", MetricsFormat::Text, false),
+        (open_metrics, MetricsFormat::OpenMetrics, true),
     ] {
         let (head, body) = exchange(address, "/metrics", headers).await.expect("an answer");
         let kind = format!("\r\ncontent-type: {}\r\n", format.content_type());

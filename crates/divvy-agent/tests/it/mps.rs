@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use divvy_agent::Error;
-use divvy_agent::nvidia::{Loaded, Mps, Pace, Source, Surroundings, device_plugin, mps_control_daemon};
-use divvy_nvidia_config::{Environment, Invocation, Program};
+use divvy_agent::nvidia::{ConfigSource, LoadedConfig, MpsSurroundings, Pace, Surroundings, device_plugin, mps_control_daemon};
+use divvy_nvidia_config::{Environment, Invocation, NvidiaProgram};
 use divvy_nvidia_plugin::mps::Intervals;
 pub(crate) use divvy_shadow_testkit::existing as built;
-use divvy_testbed::api::{ApiServer, Listening, Options};
-use divvy_testbed::node::{Node, NodeSpec};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
+use divvy_testbed::node::{NodeDescription, TestbedNode};
 use divvy_testbed::simulated_driver::ask;
 use divvy_testkit::mps::{CALLS, calls, install};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -68,7 +68,7 @@ impl Bed {
             sockets: at("sockets"),
             cdi_dir: at("cdi"),
             root: at("root"),
-            mps: Mps {
+            mps: MpsSurroundings {
                 root: at("mps"),
                 system: at("root"),
                 path,
@@ -119,12 +119,12 @@ impl Bed {
         std::fs::rename(new, file).expect("replaced");
     }
 
-    pub(crate) fn source(&self, program: Program, arguments: &[&str]) -> Source {
+    pub(crate) fn source(&self, program: NvidiaProgram, arguments: &[&str]) -> ConfigSource {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let invocation = Invocation::parse(program, "1", &arguments, &Environment::new()).expect("arguments");
-        Source::new(Some(self.at("config.yaml")), move |text| {
+        ConfigSource::new(Some(self.at("config.yaml")), move |text| {
             let (config, warnings) = invocation.config(text)?;
-            Ok(Loaded { config, warnings })
+            Ok(LoadedConfig { config, warnings })
         })
     }
 
@@ -134,7 +134,7 @@ impl Bed {
 
     fn start_with(&self, arguments: &[&str]) -> Running {
         let stop = CancellationToken::new();
-        let source = self.source(Program::MpsControlDaemon, arguments);
+        let source = self.source(NvidiaProgram::MpsControlDaemon, arguments);
         let surroundings = self.surroundings.clone();
         let task = tokio::spawn(mps_control_daemon(source, surroundings, stop.clone()));
         (task, stop)
@@ -542,27 +542,27 @@ pub(crate) const USER: &str = "plugin";
 pub(crate) struct PluginBed {
     pub(crate) api: ApiServer,
     _listening: Listening,
-    _node: Node,
+    _node: TestbedNode,
     sockets: PathBuf,
     pub(crate) running: Running,
 }
 
 impl PluginBed {
     pub(crate) async fn new(bed: &Bed, arguments: &[&str]) -> PluginBed {
-        let api = ApiServer::new(Options::default());
+        let api = ApiServer::new(ApiServerOptions::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
         std::fs::write(bed.at("kubeconfig"), api.kubeconfig_for(listening.addr(), USER)).expect("written");
-        let mut spec = NodeSpec::new("n1", bed.at("node"));
+        let mut spec = NodeDescription::new("n1", bed.at("node"));
         spec.timings.status_period = Duration::from_millis(10);
         let sockets = spec.paths().kubelet_dir.join("device-plugins");
-        let node = Node::start(api.client(), spec).await.expect("a node");
+        let node = TestbedNode::start(api.client(), spec).await.expect("a node");
         let surroundings = Surroundings {
             sockets: sockets.clone(),
             probe_dir: bed.at("private-too"),
             ..bed.surroundings.clone()
         };
         let socket = format!("--kubelet-socket={}", sockets.join("kubelet.sock").display());
-        let source = bed.source(Program::DevicePlugin, &[arguments, &[&socket]].concat());
+        let source = bed.source(NvidiaProgram::DevicePlugin, &[arguments, &[&socket]].concat());
         let stop = CancellationToken::new();
         PluginBed {
             running: (tokio::spawn(device_plugin(source, surroundings, stop.clone())), stop),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use divvy_agent::nvidia::{OnNode, Pace};
-use divvy_testbed::api::{ApiServer, Effect, Match, Rule};
+use divvy_testbed::api::{ApiServer, Effect, FaultRule, Match};
 use divvy_testbed::simulated_driver::ask;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -157,7 +157,7 @@ async fn a_missing_right_to_events_is_logged_once() {
     page_is(address, "/readyz", "200", "ok").await;
     let refuse = Effect::Refuse(403);
     let events = Match::any().resource("events.events.k8s.io").client(USER);
-    let id = plugin.api.faults().add(Rule::new(events, refuse));
+    let id = plugin.api.faults().add(FaultRule::new(events, refuse));
     let told = || log.text().matches("allow this service account to create events").count();
     xid(&bed, 0, 79).await;
     until("the refusal is logged", || told() == 1).await;
@@ -180,7 +180,7 @@ async fn an_api_server_that_hangs_does_not_delay_the_devices() {
     let plugin = PluginBed::new(&bed, &[]).await;
     plugin.has("allocatable", Some("3")).await;
     let events = Match::any().resource("events.events.k8s.io").client(USER);
-    let id = plugin.api.faults().add(Rule::new(events, Effect::Hang));
+    let id = plugin.api.faults().add(FaultRule::new(events, Effect::Hang));
     let start = Instant::now();
     for (gpu, left) in [(0, "2"), (1, "1"), (2, "0")] {
         ask(&bed.at("control"), &json!({"op": "lost", "gpu": gpu, "lost": true}))
@@ -225,7 +225,7 @@ async fn without_the_nodes_name_nothing_is_sent_to_the_api_server() {
     let all = plugin
         .api
         .faults()
-        .add(Rule::new(Match::any().client(USER), Effect::Latency(Duration::ZERO)));
+        .add(FaultRule::new(Match::any().client(USER), Effect::Latency(Duration::ZERO)));
     xid(&bed, 0, 79).await;
     page_is(address, "/metrics", "200", "divvy_agent_gpus{health=\"failed\"} 1\n").await;
     page_is(address, "/metrics", "200", "divvy_agent_gpus{health=\"ok\"} 1\n").await;

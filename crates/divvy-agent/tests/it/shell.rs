@@ -15,16 +15,18 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_agent::{Config, DeviceListStrategy, Error, Probe};
+use divvy_agent::{AgentConfig, DeviceDelivery, Error, ProbeChoice};
 use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::nvidia::xid;
 use divvy_model::out_of_service::{out_of_service_key, under_test_key};
 use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Health, Inventory, MiB, MigDevice, TestRun, Vendor, names};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, PatchKind, Resource, Rule};
+use divvy_testbed::api::{
+    ApiServer, ApiServerOptions, DeleteOptions, Effect, FaultRule, Listening, Match, PatchKind, ServedResource,
+};
 use divvy_testbed::builders;
-use divvy_testbed::node::{CgroupVersion, ContainerView, Node, NodeSpec};
+use divvy_testbed::node::{CgroupVersion, ContainerView, NodeDescription, TestbedNode};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixListener};
@@ -163,7 +165,7 @@ async fn no_container_starts_on_a_gpu_that_may_be_out_of_service() {
         let away = Effect::Refuse(503);
         bed.api
             .faults()
-            .add(Rule::new(Match::any().verb(verb).resource("nodes"), away))
+            .add(FaultRule::new(Match::any().verb(verb).resource("nodes"), away))
     });
     bed.start_agent();
     bed.kubelet_has(4).await;
@@ -596,7 +598,7 @@ async fn a_stopping_agent_serves_pods_on_their_way() {
     let mut bed = Bed::new(&[4096]).await;
     bed.memory_is(4, 4).await;
     // The pod's start is delayed, and the agent does not hear of the pod, as if it was bound at the very last moment.
-    let hang = Rule::new(Match::any().resource("pods"), Effect::Latency(Duration::from_millis(150)));
+    let hang = FaultRule::new(Match::any().resource("pods"), Effect::Latency(Duration::from_millis(150)));
     bed.create("p", Some(0), 1);
     let rule = bed.api.faults().add(hang);
     bed.stop_agent().await;
@@ -616,7 +618,7 @@ async fn a_stopping_agent_asks_for_pods_its_watch_missed() {
     bed.memory_is(4, 4).await;
     bed.stop_agent().await;
     let deaf = Match::any().client("agent").verb("watch").resource("pods");
-    let deaf = bed.api.faults().add(Rule::new(deaf, Effect::Latency(LIMIT)));
+    let deaf = bed.api.faults().add(FaultRule::new(deaf, Effect::Latency(LIMIT)));
     bed.start_agent();
     bed.inventory(|inventory| !inventory.unschedulable).await;
     bed.memory_is(4, 4).await;
@@ -634,7 +636,7 @@ async fn a_pod_the_watch_missed_gets_ids_of_its_gpu() {
     bed.memory_is(8, 8).await;
     bed.stop_agent().await;
     let deaf = Match::any().client("agent").verb("watch").resource("pods");
-    let deaf = bed.api.faults().add(Rule::new(deaf, Effect::Latency(LIMIT)));
+    let deaf = bed.api.faults().add(FaultRule::new(deaf, Effect::Latency(LIMIT)));
     bed.start_agent();
     bed.kubelet_has(8).await;
     bed.eventually("its watch, which hangs", || (bed.api.faults().fired(deaf) > 0).then_some(()))
@@ -655,7 +657,7 @@ async fn an_agent_that_may_not_watch_its_node_is_unready() {
     let mut bed = Bed::new(&[4096]).await;
     bed.stop_agent().await;
     let forbidden = Effect::Refuse(403);
-    let rule = Rule::new(Match::any().verb("list").resource("nodes"), forbidden);
+    let rule = FaultRule::new(Match::any().verb("list").resource("nodes"), forbidden);
     let rule = bed.api.faults().add(rule);
     bed.start_agent();
     bed.ready_is(503, "not ready: node;").await;
@@ -690,7 +692,7 @@ async fn without_a_probe_the_agent_waits_and_says_so() {
     let mut bed = Bed::new(&[4096]).await;
     bed.memory_is(4, 4).await;
     bed.stop_agent().await;
-    bed.config.probe = Some(Probe::Socket(bed.config.sys_root.join("absent.sock")));
+    bed.config.probe = Some(ProbeChoice::Socket(bed.config.sys_root.join("absent.sock")));
     bed.start_agent();
     bed.ready_is(503, "gpus").await;
     let (_, text) = bed.get("/readyz").await.expect("served");
@@ -745,25 +747,25 @@ async fn half_requests_and_large_headers_block_no_kubelet_probe() {
 #[tokio::test]
 async fn what_cannot_work_ends_the_agent_with_a_sentence() {
     let directory = tempfile::tempdir().expect("temp dir");
-    let config = Config {
+    let config = AgentConfig {
         kubeconfig: Some(directory.path().join("absent")),
         kubelet_dir: directory.path().join("kubelet"),
         cdi_dir: directory.path().join("cdi"),
         sys_root: directory.path().to_owned(),
-        ..Config::new("n1")
+        ..AgentConfig::new("n1")
     };
-    let run = |config: Config| async {
+    let run = |config: AgentConfig| async {
         let outcome = divvy_agent::run(config, CancellationToken::new()).await;
         outcome.expect_err("cannot work").to_string()
     };
     assert!(run(config.clone()).await.contains("absent"));
-    let envvar = Config {
-        device_list_strategy: DeviceListStrategy::Envvar,
+    let envvar = AgentConfig {
+        device_list_strategy: DeviceDelivery::Envvar,
         ..config.clone()
     };
     assert!(run(envvar).await.contains("CDI"));
     std::fs::write(directory.path().join("file"), "").expect("written");
-    let in_the_way = Config {
+    let in_the_way = AgentConfig {
         state_dir: Some(directory.path().join("file")),
         ..config
     };

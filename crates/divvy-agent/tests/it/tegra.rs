@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use divvy_agent::Error;
 use divvy_agent::nvidia::device_plugin;
-use divvy_nvidia_config::Program;
+use divvy_nvidia_config::NvidiaProgram;
 use divvy_testbed::simulated_driver::ask;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -82,7 +82,7 @@ async fn what_a_tegra_cannot_do_ends_the_plugin_with_advice() {
         (mps, &["--mps-root=/m"], "share the GPU through sharing.timeSlicing"),
     ] {
         let bed = bed(&[ORIN], config);
-        let source = bed.source(Program::DevicePlugin, arguments);
+        let source = bed.source(NvidiaProgram::DevicePlugin, arguments);
         let ended = tokio::time::timeout(
             LIMIT,
             device_plugin(source, bed.surroundings.clone(), CancellationToken::new()),

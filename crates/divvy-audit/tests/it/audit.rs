@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_audit::{Audit, Fact, Kind, Level, Limits, Moment, Outcome, Report, What};
+use divvy_audit::{Audit, AuditLimits, AuditOutcome, ContainerReport, Fact, FindingKind, FindingLevel, Moment, WatchedKind};
 use divvy_model::{ContainerKind, ContainerShare, Health, Held, MiB, Node, Phase, Pod, Vendor, names};
 use proptest::prelude::*;
 
@@ -54,7 +54,7 @@ fn failed() -> Node {
 }
 
 /// The correct report of a container of a pod on GPU 0 of n1.
-fn report(name: &str, units: u64) -> Report {
+fn report(name: &str, units: u64) -> ContainerReport {
     let units = units.to_string();
     let env = [
         (names::ALIYUN_IDX, "0"),
@@ -63,7 +63,7 @@ fn report(name: &str, units: u64) -> Report {
         (names::ALIYUN_DEV, "16"),
         (names::VISIBLE_DEVICES, "void"),
     ];
-    Report {
+    ContainerReport {
         node: "n1".to_owned(),
         pod_uid: format!("u-{name}"),
         container: "c0".to_owned(),
@@ -74,14 +74,14 @@ fn report(name: &str, units: u64) -> Report {
     }
 }
 
-fn with(mut report: Report, edit: impl FnOnce(&mut Report)) -> Fact {
+fn with(mut report: ContainerReport, edit: impl FnOnce(&mut ContainerReport)) -> Fact {
     edit(&mut report);
     Fact::Report(report)
 }
 
 /// Run an audit. The number before each fact is the time since the previous fact in seconds. Revisions count up.
-fn audit(facts: Vec<(i64, Fact)>) -> Outcome {
-    let mut audit = Audit::new(Limits::default());
+fn audit(facts: Vec<(i64, Fact)>) -> AuditOutcome {
+    let mut audit = Audit::new(AuditLimits::default());
     let mut at = Moment {
         revision: Some(100),
         at_ms: Some(1_000_000),
@@ -96,11 +96,11 @@ fn audit(facts: Vec<(i64, Fact)>) -> Outcome {
     audit.finish(None)
 }
 
-fn ids(outcome: &Outcome) -> Vec<&'static str> {
+fn ids(outcome: &AuditOutcome) -> Vec<&'static str> {
     outcome.findings.iter().map(|finding| finding.what.id()).collect()
 }
 
-fn check(name: &str, facts: Vec<(i64, Fact)>, expected: &[&str]) -> Outcome {
+fn check(name: &str, facts: Vec<(i64, Fact)>, expected: &[&str]) -> AuditOutcome {
     let mut all = vec![(0, Fact::Node(divvy_node("n1", &[16, 16])))];
     all.extend(facts);
     let outcome = audit(all);
@@ -179,7 +179,7 @@ fn a_gpu_given_twice_is_found() {
         &["gpu-overcommitted"],
     );
     assert_eq!(ran.findings[0].until, None);
-    assert_eq!(ran.worst(), Some(Level::Fault));
+    assert_eq!(ran.worst(), Some(FindingLevel::Fault));
     // With gpushare's annotations, on a node of gpushare's device plugin.
     let old = audit(vec![
         (0, Fact::Node(gpushare_node("n9", 32, 2))),
@@ -311,7 +311,7 @@ fn each_fault_of_a_container_is_found() {
             ..pending(name, 0)
         }
     }
-    type Edit = fn(&mut Report);
+    type Edit = fn(&mut ContainerReport);
     let table: [(&str, Edit, &[&str]); 8] = [
         ("sound", |_| (), &[]),
         ("another GPU", |report| report.gpus = vec![1], &["ran-elsewhere"]),
@@ -496,7 +496,7 @@ fn what_two_watches_wrote_down_out_of_order_is_no_finding() {
         at_ms: Some(ms),
     };
     let facts = |node_revision| {
-        let mut audit = Audit::new(Limits::default());
+        let mut audit = Audit::new(AuditLimits::default());
         audit.take(at(1, 0), Fact::Node(held(10)));
         audit.take(at(5, 10), there(pending("b", 10)));
         audit.take(at(9, 20), there(bound("b", "n1", 0, 10)));
@@ -506,7 +506,7 @@ fn what_two_watches_wrote_down_out_of_order_is_no_finding() {
     };
     assert_eq!(facts(8), <[&str; 0]>::default(), "free before it was given");
     assert_eq!(facts(10), ["given-before-its-end-was-seen"]);
-    let mut audit = Audit::new(Limits::default());
+    let mut audit = Audit::new(AuditLimits::default());
     audit.take(at(1, 0), Fact::Node(divvy_node("n1", &[16])));
     audit.take(at(9, 20), there(bound("a", "n1", 1, 10)));
     audit.take(at(8, 21), Fact::Node(divvy_node("n1", &[16, 16])));
@@ -586,10 +586,10 @@ fn what_is_left_behind_is_found() {
 #[test]
 fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
     let list = |why: Option<&str>| Fact::ListBegins {
-        kind: Kind::Pods,
+        kind: WatchedKind::Pods,
         why: why.map(str::to_owned),
     };
-    let end = || Fact::ListEnds { kind: Kind::Pods };
+    let end = || Fact::ListEnds { kind: WatchedKind::Pods };
     let outcome = check(
         "gap",
         vec![
@@ -624,7 +624,7 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
         (1, there(running(bound("a", "n1", 0, 10)))),
     ]);
     assert_eq!(ids(&unknown), ["node-unknown"]);
-    assert_eq!(unknown.worst(), Some(Level::Doubt));
+    assert_eq!(unknown.worst(), Some(FindingLevel::Doubt));
     assert_eq!(
         unknown.findings[0].what.to_string(),
         "1 pod was allocated GPUs of node n1, about which the history says nothing"
@@ -639,7 +639,7 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
 
 #[test]
 fn where_all_nodes_were_listed_an_unknown_node_does_not_exist() {
-    let nodes = |what: fn(Kind) -> Fact| (1, what(Kind::Nodes));
+    let nodes = |what: fn(WatchedKind) -> Fact| (1, what(WatchedKind::Nodes));
     let begins = |kind| Fact::ListBegins { kind, why: None };
     let gone = audit(vec![
         nodes(begins),
@@ -745,7 +745,7 @@ proptest! {
         // Per GPU, whether it is overcommitted now; and all episodes as (first revision, end, peak, ran).
         let mut over: [Option<usize>; 2] = [None, None];
         let mut episodes: Vec<(u64, Option<u64>, u64, bool)> = Vec::new();
-        let mut audit = Audit::new(Limits::default());
+        let mut audit = Audit::new(AuditLimits::default());
         let mut revision = 1;
         let moment = |revision: u64| Moment { revision: Some(revision), at_ms: None };
         audit.take(moment(revision), Fact::Node(divvy_node("n1", &capacity)));
@@ -769,7 +769,7 @@ proptest! {
                 }
                 Step::Relist { gone } => {
                     pods.remove(&gone);
-                    let kind = Kind::Pods;
+                    let kind = WatchedKind::Pods;
                     audit.take(moment(revision), Fact::ListBegins { kind, why: None });
                     for (pod, (running, ended)) in &pods {
                         let mut state = pod_of(*pod);
@@ -807,7 +807,7 @@ proptest! {
             }
         }
         let found: Vec<_> = audit.finish(None).findings.into_iter().filter_map(|finding| match finding.what {
-            What::Overcommitted { booked, ran, .. } => Some((finding.at.revision?, finding.until.and_then(|until| until.revision), booked.0 / 1024, ran)),
+            FindingKind::Overcommitted { booked, ran, .. } => Some((finding.at.revision?, finding.until.and_then(|until| until.revision), booked.0 / 1024, ran)),
             _ => None,
         }).collect();
         episodes.sort();
@@ -821,7 +821,7 @@ proptest! {
 fn on_whole_gpus(pods: &[Pod]) -> Vec<&'static str> {
     let mut node = divvy_node("n1", &[16]);
     add_amd(&mut node, 2);
-    let mut audit = Audit::new(Limits::default());
+    let mut audit = Audit::new(AuditLimits::default());
     let facts = [Fact::Node(node)].into_iter().chain(pods.iter().cloned().map(there));
     for (at, fact) in facts.enumerate() {
         let at_ms = Some(1_000_000 + at as i64 * 1000);

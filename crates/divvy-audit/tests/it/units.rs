@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_audit::{Audit, Fact, Kind, Limits, Moment, Report};
+use divvy_audit::{Audit, AuditLimits, ContainerReport, Fact, Moment, WatchedKind};
 use divvy_model::{Allocation, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Node, Phase, Pod, kept, names};
 use divvy_placement::Ledger;
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ fn bound(name: &str, units: &[u64], unit: MemoryUnit) -> Pod {
 }
 
 fn ids(facts: Vec<Fact>) -> Vec<&'static str> {
-    let mut audit = Audit::new(Limits::default());
+    let mut audit = Audit::new(AuditLimits::default());
     for (at, fact) in facts.into_iter().enumerate() {
         let revision = Some(100 + at as u64);
         let at_ms = Some(1_000_000 + at as i64 * 1000);
@@ -79,7 +79,10 @@ fn there(pod: &Pod) -> Fact {
 /// Audit a cluster that consists of this node and this pod.
 fn look(node: &Node, pod: &Pod) -> Vec<&'static str> {
     let mut facts = Vec::new();
-    for (kind, fact) in [(Kind::Nodes, Fact::Node(node.clone())), (Kind::Pods, there(pod))] {
+    for (kind, fact) in [
+        (WatchedKind::Nodes, Fact::Node(node.clone())),
+        (WatchedKind::Pods, there(pod)),
+    ] {
         facts.extend([Fact::ListBegins { kind, why: None }, fact, Fact::ListEnds { kind }]);
     }
     ids(facts)
@@ -202,7 +205,7 @@ fn a_container_keeps_the_numbers_of_its_pods_unit() {
             (names::ALIYUN_DEV, of),
             (names::VISIBLE_DEVICES, names::VISIBLE_NONE),
         ];
-        Fact::Report(Report {
+        Fact::Report(ContainerReport {
             node: "n1".to_owned(),
             pod_uid: "u-a".to_owned(),
             container: "c0".to_owned(),

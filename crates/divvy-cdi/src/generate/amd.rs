@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
+use super::{DeviceNodeTree, Draft, DraftDevice, GenerateError, GenerateOptions, Generated, Tree, open_root};
 use crate::Edits;
 use divvy_host::Root;
 
@@ -19,15 +19,15 @@ pub fn is_there(tree: &dyn Tree) -> bool {
 ///
 /// # Errors
 /// Fails if there is no driver, or if no GPU has a device node.
-pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> {
+pub fn generate(tree: &dyn Tree, options: &GenerateOptions) -> Result<Generated, GenerateError> {
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
-    let nodes = Nodes::find(tree, options, KFD)?;
+    let nodes = DeviceNodeTree::find(tree, options, KFD)?;
     let mut draft = Draft {
         driver: machine.text("/sys/module/amdgpu/version"),
         ..Draft::default()
     };
     if !nodes.add_with_group(&mut draft.common, KFD) {
-        return Err(Error::NoDriver(format!(
+        return Err(GenerateError::NoDriver(format!(
             "there is no {}: the kernel module amdgpu is not loaded, or was built without compute support; load it (modprobe amdgpu), or say where \
              /dev is with --dev-root",
             nodes.root.host(KFD)
@@ -55,7 +55,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
                 nodes.add(&mut edits, &format!("/dev/dri/{name}"));
             }
         }
-        draft.items.push(Item {
+        draft.items.push(DraftDevice {
             index: index.to_string(),
             // amd-smi and AMD's container toolkit use the same name for a card.
             uuid: (gpu.unique_id != 0).then(|| format!("0x{:x}", gpu.unique_id)),
@@ -64,7 +64,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
         });
     }
     if draft.items.is_empty() {
-        return Err(Error::NoGpu(match draft.notes.as_slice() {
+        return Err(GenerateError::NoGpu(match draft.notes.as_slice() {
             [] => format!(
                 "{KFD} exists, but {TOPOLOGY} lists no GPU; run rocminfo on this machine to see which GPUs the driver knows"
             ),
@@ -82,19 +82,19 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
     draft.finish(options)
 }
 
-struct Gpu {
+struct AmdGpu {
     render: u32,
     unique_id: u64,
 }
 
 /// Read a node of the topology, whose file has `key value` lines. Return `None` if the node is not a GPU.
-fn gpu(machine: &Root<'_>, node: &str) -> Option<Gpu> {
+fn gpu(machine: &Root<'_>, node: &str) -> Option<AmdGpu> {
     let text = machine.text(&format!("{TOPOLOGY}/{node}/properties"))?;
     let fields: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
     let number = |key: &str| fields.get(key)?.trim().parse::<u64>().ok();
     // The node of a CPU has cores, but no SIMD units.
     number("simd_count").filter(|count| *count > 0)?;
-    Some(Gpu {
+    Some(AmdGpu {
         render: number("drm_render_minor")?.try_into().ok().filter(|minor| *minor > 0)?,
         unique_id: number("unique_id").unwrap_or_default(),
     })

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Draft, Error, Nodes, files};
+use super::{DeviceNodeTree, Draft, GenerateError, files};
 use divvy_host::Root;
 
 /// The additional devices to include; by default none.
@@ -43,11 +43,11 @@ impl Extras {
     /// number is missing, return an error, because without it the GPUs of other machines cannot be reached.
     pub(super) fn describe(
         &self,
-        nodes: &Nodes<'_>,
+        nodes: &DeviceNodeTree<'_>,
         root: &Root<'_>,
         machine: &Root<'_>,
         draft: &mut Draft,
-    ) -> Result<(), Error> {
+    ) -> Result<(), GenerateError> {
         let mut wanted: Vec<(&str, Vec<String>)> = Vec::new();
         if self.storage {
             wanted.push(("GPUDirect Storage", numbered(nodes, "/dev", "nvidia-fs")));
@@ -84,7 +84,7 @@ impl Extras {
             for number in numbers {
                 let path = format!("{IMEX}/channel{number}");
                 if !nodes.add_with_group(&mut draft.common, &path) {
-                    return Err(Error::NoChannel(nodes.root.host(&path)));
+                    return Err(GenerateError::NoChannel(nodes.root.host(&path)));
                 }
             }
         }
@@ -93,7 +93,7 @@ impl Extras {
 }
 
 /// Return the device nodes in a directory that are named with the prefix and a number, or with the prefix alone (`nvidia-fs`).
-pub(super) fn numbered(nodes: &Nodes<'_>, directory: &str, prefix: &str) -> Vec<String> {
+pub(super) fn numbered(nodes: &DeviceNodeTree<'_>, directory: &str, prefix: &str) -> Vec<String> {
     let is_number = |rest: &str| rest.bytes().all(|c| c.is_ascii_digit());
     let names = nodes.root.names(directory);
     let named = names.iter().filter(|name| name.strip_prefix(prefix).is_some_and(is_number));

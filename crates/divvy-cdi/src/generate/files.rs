@@ -1,7 +1,7 @@
 //! Mounts for the driver's files other than libraries: programs, configuration, firmware, and sockets.
 
-use crate::Mount;
-use divvy_host::{Kind, Root};
+use crate::CdiMount;
+use divvy_host::{FileKind, Root};
 
 /// Mount options for files. The mounts are private, because shared ones would multiply the host's mounts (nvidia-container-toolkit#697).
 pub(super) const FILE: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
@@ -47,21 +47,21 @@ const CONFIG_FILES: [&str; 6] = [
 const SOCKETS: [&str; 2] = ["nvidia-persistenced/socket", "nvidia-fabricmanager/socket"];
 const MPS: &str = "/tmp/nvidia-mps";
 
-pub(super) fn mount(host_path: String, container_path: String, options: &[&str]) -> Mount {
-    Mount {
+pub(super) fn mount(host_path: String, container_path: String, options: &[&str]) -> CdiMount {
+    CdiMount {
         host_path,
         container_path,
         options: options.iter().map(|option| (*option).to_owned()).collect(),
-        ..Mount::default()
+        ..CdiMount::default()
     }
 }
 
 /// Mount a file of the root at a path in the container. Links in the root are followed, so the container gets a plain file.
-fn at(root: &Root<'_>, path: &str, container_path: String) -> Option<Mount> {
+fn at(root: &Root<'_>, path: &str, container_path: String) -> Option<CdiMount> {
     Some(mount(root.host(&root.file(path)?), container_path, &FILE))
 }
 
-pub(super) fn programs(root: &Root<'_>) -> Vec<Mount> {
+pub(super) fn programs(root: &Root<'_>) -> Vec<CdiMount> {
     let find = |program: &&str| {
         PROGRAM_DIRECTORIES.iter().find_map(|directory| {
             let path = format!("{directory}/{program}");
@@ -71,7 +71,7 @@ pub(super) fn programs(root: &Root<'_>) -> Vec<Mount> {
     PROGRAMS.iter().filter_map(find).collect()
 }
 
-pub(super) fn configuration(root: &Root<'_>) -> Vec<Mount> {
+pub(super) fn configuration(root: &Root<'_>) -> Vec<CdiMount> {
     let mut mounts = Vec::new();
     for (files, into) in [(&SHARED_FILES[..], "/usr/share"), (&CONFIG_FILES[..], "/etc")] {
         for file in files {
@@ -89,7 +89,7 @@ pub(super) fn configuration(root: &Root<'_>) -> Vec<Mount> {
 }
 
 /// Mount the modules of the X server, which are in subdirectories of the library directories.
-pub(super) fn xorg(root: &Root<'_>, directories: &[String], version: &str) -> Vec<Mount> {
+pub(super) fn xorg(root: &Root<'_>, directories: &[String], version: &str) -> Vec<CdiMount> {
     let mut places: Vec<String> = Vec::new();
     for directory in
         directories
@@ -121,7 +121,7 @@ pub(super) fn xorg(root: &Root<'_>, directories: &[String], version: &str) -> Ve
 }
 
 /// Mount the firmware of the GPU System Processor (GSP), from the first of the kernel's firmware directories that has it.
-pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Vec<Mount> {
+pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Vec<CdiMount> {
     let own = machine.text("/sys/module/firmware_class/parameters/path").unwrap_or_default();
     let release = machine.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let directories = [
@@ -136,7 +136,7 @@ pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Ve
         let names = root.names(&directory);
         let is_firmware = |name: &&String| name.starts_with("gsp") && name.ends_with(".bin");
         let files = names.iter().filter(is_firmware).map(|name| format!("{directory}/{name}"));
-        let mounts: Vec<Mount> = files.filter_map(|path| at(root, &path, path.clone())).collect();
+        let mounts: Vec<CdiMount> = files.filter_map(|path| at(root, &path, path.clone())).collect();
         if !mounts.is_empty() {
             return mounts;
         }
@@ -147,11 +147,11 @@ pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Ve
 /// Mount the files that GPUDirect Storage needs in addition to its device nodes. Its configuration comes from the driver's root
 /// or the machine. The udev database, which lists the disks, always comes from the machine, because a driver container may have
 /// an empty udev database.
-pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
+pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<CdiMount> {
     let config = |root| at(root, "/etc/cufile.json", "/etc/cufile.json".to_owned());
-    let mut mounts: Vec<Mount> = config(root).or_else(|| config(machine)).into_iter().collect();
+    let mut mounts: Vec<CdiMount> = config(root).or_else(|| config(machine)).into_iter().collect();
     if let Some((real, entry)) = machine.resolve("/run/udev")
-        && entry.kind == Kind::Directory
+        && entry.kind == FileKind::Directory
     {
         mounts.push(mount(machine.host(&real), "/run/udev".to_owned(), &FILE));
     }
@@ -159,18 +159,18 @@ pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
 }
 
 /// Mount the sockets of the driver's running daemons, and the directory with the pipes of MPS.
-pub(super) fn sockets(root: &Root<'_>) -> Vec<Mount> {
+pub(super) fn sockets(root: &Root<'_>) -> Vec<CdiMount> {
     let mut mounts = Vec::new();
     for socket in SOCKETS {
         let found = ["/run", "/var/run"].iter().find_map(|directory| {
             let path = format!("{directory}/{socket}");
             let (real, entry) = root.resolve(&path)?;
-            (entry.kind == Kind::Special).then(|| mount(root.host(&real), path, &SOCKET))
+            (entry.kind == FileKind::Special).then(|| mount(root.host(&real), path, &SOCKET))
         });
         mounts.extend(found);
     }
     if let Some((real, entry)) = root.resolve(MPS)
-        && entry.kind == Kind::Directory
+        && entry.kind == FileKind::Directory
     {
         mounts.push(mount(root.host(&real), MPS.to_owned(), &SOCKET));
     }

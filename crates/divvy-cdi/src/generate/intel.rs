@@ -1,7 +1,7 @@
 //! Generates the spec of Intel GPUs: the DRM device nodes of each GPU with the driver `i915` or `xe`. The user-space libraries must be in the image.
 
 use super::nvidia::drm_nodes;
-use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
+use super::{DeviceNodeTree, Draft, DraftDevice, GenerateError, GenerateOptions, Generated, Tree, open_root};
 use crate::Edits;
 use divvy_host::Root;
 
@@ -19,9 +19,9 @@ pub fn is_there(tree: &dyn Tree) -> bool {
 ///
 /// # Errors
 /// Fails if no GPU has a render node.
-pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> {
+pub fn generate(tree: &dyn Tree, options: &GenerateOptions) -> Result<Generated, GenerateError> {
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
-    let nodes = Nodes::find(tree, options, "/dev/dri")?;
+    let nodes = DeviceNodeTree::find(tree, options, "/dev/dri")?;
     let mut draft = Draft::default();
     for (address, index) in gpus(&machine).into_iter().zip(0_u32..) {
         let mut edits = Edits::default();
@@ -40,7 +40,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
             continue;
         }
         let device = machine.text(&format!("{DEVICES}/{address}/device")).unwrap_or_default();
-        draft.items.push(Item {
+        draft.items.push(DraftDevice {
             index: index.to_string(),
             // Intel's resource driver for Kubernetes uses the same name.
             uuid: Some(format!("{}-{device}", address.replace([':', '.'], "-"))),
@@ -49,7 +49,7 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
         });
     }
     if draft.items.is_empty() {
-        return Err(Error::NoGpu(match draft.notes.as_slice() {
+        return Err(GenerateError::NoGpu(match draft.notes.as_slice() {
             [] => format!("{DEVICES} has no Intel display controller (vendor {VENDOR})"),
             notes => notes.join("; "),
         }));

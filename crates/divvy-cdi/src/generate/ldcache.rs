@@ -12,7 +12,7 @@ use thiserror::Error as ThisError;
 
 /// Why a file cannot be used as a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ThisError)]
-pub enum Error {
+pub enum LdCacheError {
     /// The file has neither format.
     #[error("it does not begin like an ld.so.cache")]
     NotACache,
@@ -34,12 +34,12 @@ pub use write::{flags_of, with};
 
 /// An entry of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Library<'a> {
+pub struct CachedLibrary<'a> {
     /// The library's name (soname), such as `libcuda.so.1`.
     pub name: &'a str,
     /// The library's path, such as `/lib/x86_64-linux-gnu/libcuda.so.1`.
     pub path: &'a str,
-    /// The architecture and the kind of libc, see [`Library::is_64_bit`].
+    /// The architecture and the kind of libc, see [`CachedLibrary::is_64_bit`].
     pub flags: i32,
     /// The oldest kernel that the library runs on. Only old versions of glibc set it; otherwise 0.
     pub os_version: u32,
@@ -61,7 +61,7 @@ const NEW_ORDER: usize = 28;
 /// The maximum length of a string in bytes; the kernel's `PATH_MAX`.
 const LONGEST: usize = 4096;
 
-impl Library<'_> {
+impl CachedLibrary<'_> {
     /// Report whether the library is for x86-64 or 64-bit Arm. The flags' upper byte is the architecture, and the lower byte is the kind of libc.
     pub fn is_64_bit(&self) -> bool {
         matches!(self.flags & 0xff00, 0x0300 | 0x0a00)
@@ -71,35 +71,35 @@ impl Library<'_> {
 /// Return all entries in the order of the file.
 ///
 /// # Errors
-/// See [`Error`]. If one entry is malformed, the whole file is rejected.
-pub fn parse(bytes: &[u8]) -> Result<Vec<Library<'_>>, Error> {
+/// See [`LdCacheError`]. If one entry is malformed, the whole file is rejected.
+pub fn parse(bytes: &[u8]) -> Result<Vec<CachedLibrary<'_>>, LdCacheError> {
     match part(bytes)? {
-        Part::New(bytes, count) => entries(bytes, NEW_HEADER, NEW_ENTRY, count, bytes),
-        Part::Old(count, texts) => entries(bytes, OLD_HEADER, OLD_ENTRY, count, texts),
+        CachePart::New(bytes, count) => entries(bytes, NEW_HEADER, NEW_ENTRY, count, bytes),
+        CachePart::Old(count, texts) => entries(bytes, OLD_HEADER, OLD_ENTRY, count, texts),
     }
 }
 
 /// The part of a file that is read, with its number of entries.
-enum Part<'a> {
+enum CachePart<'a> {
     /// The new format. Offsets of strings count from the beginning of this slice.
     New(&'a [u8], usize),
     /// The old format. The slice has the strings after the entries.
     Old(usize, &'a [u8]),
 }
 
-fn part(bytes: &[u8]) -> Result<Part<'_>, Error> {
+fn part(bytes: &[u8]) -> Result<CachePart<'_>, LdCacheError> {
     if bytes.starts_with(NEW_MAGIC) {
         return new_format(bytes);
     }
     if !bytes.starts_with(OLD_MAGIC) {
-        return Err(Error::NotACache);
+        return Err(LdCacheError::NotACache);
     }
-    let count = number(bytes, OLD_MAGIC.len() + 1).ok_or(Error::Truncated)?;
+    let count = number(bytes, OLD_MAGIC.len() + 1).ok_or(LdCacheError::Truncated)?;
     let end = count
         .checked_mul(OLD_ENTRY)
         .and_then(|size| size.checked_add(OLD_HEADER))
         .filter(|end| *end <= bytes.len())
-        .ok_or(Error::Truncated)?;
+        .ok_or(LdCacheError::Truncated)?;
     // A new-format cache after the old one begins at a multiple of 8 bytes, the alignment of its 64-bit fields.
     if let Some(rest) = bytes
         .get(end.next_multiple_of(8)..)
@@ -107,30 +107,36 @@ fn part(bytes: &[u8]) -> Result<Part<'_>, Error> {
     {
         return new_format(rest);
     }
-    Ok(Part::Old(count, bytes.get(end..).unwrap_or_default()))
+    Ok(CachePart::Old(count, bytes.get(end..).unwrap_or_default()))
 }
 
-fn new_format(bytes: &[u8]) -> Result<Part<'_>, Error> {
-    let count = number(bytes, NEW_MAGIC.len()).ok_or(Error::Truncated)?;
+fn new_format(bytes: &[u8]) -> Result<CachePart<'_>, LdCacheError> {
+    let count = number(bytes, NEW_MAGIC.len()).ok_or(LdCacheError::Truncated)?;
     if bytes.get(NEW_ORDER).is_some_and(|order| order & 3 == 3) {
-        return Err(Error::BigEndian);
+        return Err(LdCacheError::BigEndian);
     }
     count
         .checked_mul(NEW_ENTRY)
         .and_then(|size| size.checked_add(NEW_HEADER))
         .filter(|end| *end <= bytes.len())
-        .ok_or(Error::Truncated)?;
-    Ok(Part::New(bytes, count))
+        .ok_or(LdCacheError::Truncated)?;
+    Ok(CachePart::New(bytes, count))
 }
 
-fn entries<'a>(bytes: &'a [u8], from: usize, size: usize, count: usize, texts: &'a [u8]) -> Result<Vec<Library<'a>>, Error> {
+fn entries<'a>(
+    bytes: &'a [u8],
+    from: usize,
+    size: usize,
+    count: usize,
+    texts: &'a [u8],
+) -> Result<Vec<CachedLibrary<'a>>, LdCacheError> {
     let is_new = size == NEW_ENTRY;
     let mut libraries = Vec::with_capacity(count);
     for i in 0..count {
         let at = from + i * size;
         let library = || {
             let flags = number(bytes, at)?;
-            Some(Library {
+            Some(CachedLibrary {
                 name: text(texts, number(bytes, at + 4)?)?,
                 path: text(texts, number(bytes, at + 8)?)?,
                 flags: u32::try_from(flags).ok()?.cast_signed(),
@@ -146,7 +152,7 @@ fn entries<'a>(bytes: &'a [u8], from: usize, size: usize, count: usize, texts: &
                 },
             })
         };
-        libraries.push(library().ok_or(Error::Entry(i))?);
+        libraries.push(library().ok_or(LdCacheError::Entry(i))?);
     }
     Ok(libraries)
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::files::{FILE, mount};
 use super::ldcache;
-use crate::Mount;
-use divvy_host::{Kind, Root};
+use crate::CdiMount;
+use divvy_host::{FileKind, Root};
 
 /// The directories in which installers put the libraries, as in nvidia-container-toolkit's library search paths. Directories from the root's
 /// `ld.so.cache` are searched as well.
@@ -63,17 +63,17 @@ const LINKED: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
 /// The architecture of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Machine {
+enum ElfMachine {
     X86,
     Arm,
 }
 
-impl Machine {
+impl ElfMachine {
     /// The directories that loaders search: one of Debian's multiarch, and the other distributions' one.
     fn loader_directories(self) -> [&'static str; 2] {
         match self {
-            Machine::X86 => ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"],
-            Machine::Arm => ["/usr/lib/aarch64-linux-gnu", "/usr/lib64"],
+            ElfMachine::X86 => ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"],
+            ElfMachine::Arm => ["/usr/lib/aarch64-linux-gnu", "/usr/lib64"],
         }
     }
 }
@@ -82,16 +82,16 @@ impl Machine {
 pub(super) fn loader_directories(root: &Root<'_>, library: &str) -> [&'static str; 2] {
     match header(root, library) {
         Header::Bits64(machine) => machine.loader_directories(),
-        Header::Bits32 | Header::Unknown => Machine::X86.loader_directories(),
+        Header::Bits32 | Header::Unknown => ElfMachine::X86.loader_directories(),
     }
 }
 
 /// The driver's libraries, and how they are mounted.
 #[derive(Debug, Clone)]
-pub(super) struct Libraries {
+pub(super) struct DriverLibraries {
     /// The driver's version.
     pub(super) version: String,
-    pub(super) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<CdiMount>,
     /// The directories in the container that have libcuda.
     pub(super) cuda: Vec<String>,
     /// The directories in the root that have libraries of the driver, without links.
@@ -102,7 +102,7 @@ pub(super) struct Libraries {
 
 /// Find the libraries. Return `None` if neither libcuda nor libnvidia-ml exists. `loaded` is the version of the kernel module; if several versions
 /// are installed, this one is selected.
-pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String>) -> Option<Libraries> {
+pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String>) -> Option<DriverLibraries> {
     let cache = root.read("/etc/ld.so.cache", ldcache::LIMIT);
     let cached = match cache.as_deref().map(ldcache::parse) {
         Some(Ok(libraries)) => libraries,
@@ -115,7 +115,7 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
     let directories = directories(root, &cached);
     let version = version(root, &directories, loaded)?;
     let ending = format!(".so.{version}");
-    let mut found = Found::default();
+    let mut found = FoundLibraries::default();
     for directory in &directories {
         for directory in [directory.clone(), format!("{directory}/vdpau")] {
             let names = root.names(&directory);
@@ -125,9 +125,9 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
             }
         }
     }
-    let machine = found.machine.unwrap_or(Machine::X86);
+    let machine = found.machine.unwrap_or(ElfMachine::X86);
     let usual = machine.loader_directories();
-    let mut placed = Placed::default();
+    let mut placed = PlacedMounts::default();
     for (file, (directory, name)) in &found.files {
         placed.put(root, file, &format!("{directory}/{name}"));
     }
@@ -144,7 +144,7 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
         .filter(|directory| !is_asked_for_by_path(directory))
         .map(str::to_owned)
         .collect();
-    Some(Libraries {
+    Some(DriverLibraries {
         searched: searched.into_iter().collect(),
         version,
         mounts: placed.mounts.into_values().collect(),
@@ -154,7 +154,7 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
 }
 
 /// Return the existing directories to search, without links, each once.
-fn directories(root: &Root<'_>, cached: &[ldcache::Library<'_>]) -> Vec<String> {
+fn directories(root: &Root<'_>, cached: &[ldcache::CachedLibrary<'_>]) -> Vec<String> {
     let from_cache = cached.iter().filter(|library| {
         library.is_64_bit()
             && ["libcuda.so", "libnvidia-", "libGLX_nvidia"]
@@ -169,7 +169,7 @@ fn directories(root: &Root<'_>, cached: &[ldcache::Library<'_>]) -> Vec<String> 
         let Some((directory, entry)) = root.resolve(directory) else {
             continue;
         };
-        if entry.kind == Kind::Directory {
+        if entry.kind == FileKind::Directory {
             // Debian's packages of some branches have the libraries in a directory of their own, such as `nvidia/tesla-470`, and links to it.
             let linked = LINKED.iter().filter_map(|name| root.file(&format!("{directory}/{name}")));
             let linked = linked.filter_map(|file| Some(file.rsplit_once('/')?.0.to_owned()));
@@ -195,7 +195,9 @@ fn version(root: &Root<'_>, directories: &[String], loaded: Option<&str>) -> Opt
                 else {
                     continue;
                 };
-                let is_file = root.stat_in(directory, &name).is_some_and(|entry| entry.kind == Kind::File);
+                let is_file = root
+                    .stat_in(directory, &name)
+                    .is_some_and(|entry| entry.kind == FileKind::File);
                 if is_file && header(root, &format!("{directory}/{name}")) != Header::Bits32 {
                     installed.push(version.to_owned());
                 }
@@ -217,7 +219,7 @@ fn version(root: &Root<'_>, directories: &[String], loaded: Option<&str>) -> Opt
 #[derive(Debug, PartialEq, Eq)]
 enum Header {
     Bits32,
-    Bits64(Machine),
+    Bits64(ElfMachine),
     /// Not an ELF file, or for another architecture. Such a file is selected by its name.
     Unknown,
 }
@@ -226,29 +228,29 @@ fn header(root: &Root<'_>, path: &str) -> Header {
     let bytes = root.read(path, 20).unwrap_or_default();
     match (bytes.get(..4), bytes.get(4), bytes.get(18)) {
         (Some(b"\x7fELF"), Some(1), _) => Header::Bits32,
-        (Some(b"\x7fELF"), Some(2), Some(0x3e)) => Header::Bits64(Machine::X86),
-        (Some(b"\x7fELF"), Some(2), Some(0xb7)) => Header::Bits64(Machine::Arm),
+        (Some(b"\x7fELF"), Some(2), Some(0x3e)) => Header::Bits64(ElfMachine::X86),
+        (Some(b"\x7fELF"), Some(2), Some(0xb7)) => Header::Bits64(ElfMachine::Arm),
         _ => Header::Unknown,
     }
 }
 
 #[derive(Debug, Default)]
-struct Found {
+struct FoundLibraries {
     /// The directory and the file name of each library, by its path in the root.
     files: BTreeMap<String, (String, String)>,
-    machine: Option<Machine>,
+    machine: Option<ElfMachine>,
 }
 
-impl Found {
+impl FoundLibraries {
     fn take(&mut self, root: &Root<'_>, directory: &str, name: &str) {
         let path = format!("{directory}/{name}");
-        if root.stat_in(directory, name).is_none_or(|entry| entry.kind != Kind::File) {
+        if root.stat_in(directory, name).is_none_or(|entry| entry.kind != FileKind::File) {
             return;
         }
         let machine = match header(root, &path) {
             Header::Bits32 => return,
             Header::Bits64(machine) => Some(machine),
-            Header::Unknown if directory.contains("aarch64") => Some(Machine::Arm),
+            Header::Unknown if directory.contains("aarch64") => Some(ElfMachine::Arm),
             Header::Unknown => None,
         };
         self.machine = self.machine.or(machine);
@@ -261,8 +263,8 @@ impl Found {
 fn links(
     root: &Root<'_>,
     directories: &[String],
-    cached: &[ldcache::Library<'_>],
-    found: &Found,
+    cached: &[ldcache::CachedLibrary<'_>],
+    found: &FoundLibraries,
 ) -> Vec<(String, String, String)> {
     let stems: BTreeSet<&str> = found.files.values().filter_map(|(_, name)| stem(name)).collect();
     let mut candidates: BTreeSet<(String, String)> = BTreeSet::new();
@@ -275,7 +277,7 @@ fn links(
         ] {
             for name in root.names(&directory) {
                 let ours = any_name || stem(&name).is_some_and(|stem| stems.contains(stem)) || name == "libGLX_indirect.so.0";
-                if ours && matches!(root.stat_in(&directory, &name), Some(entry) if matches!(entry.kind, Kind::Link(_))) {
+                if ours && matches!(root.stat_in(&directory, &name), Some(entry) if matches!(entry.kind, FileKind::Link(_))) {
                     candidates.insert((directory.clone(), name));
                 }
             }
@@ -310,11 +312,11 @@ fn stem(name: &str) -> Option<&str> {
 
 /// The mounts, by their path in the container.
 #[derive(Debug, Default)]
-struct Placed {
-    mounts: BTreeMap<String, Mount>,
+struct PlacedMounts {
+    mounts: BTreeMap<String, CdiMount>,
 }
 
-impl Placed {
+impl PlacedMounts {
     fn put(&mut self, root: &Root<'_>, file: &str, at: &str) {
         self.mounts
             .entry(at.to_owned())
@@ -322,7 +324,7 @@ impl Placed {
     }
 
     /// Mount each library in the directories that loaders search, under every name that programs use. Return the directories that have libcuda.
-    fn make_reachable(&mut self, root: &Root<'_>, found: &Found, usual: &[&str; 2]) -> Vec<String> {
+    fn make_reachable(&mut self, root: &Root<'_>, found: &FoundLibraries, usual: &[&str; 2]) -> Vec<String> {
         let mut names: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for (at, mount) in &self.mounts {
             let name = at.rsplit('/').next().unwrap_or_default();

@@ -1,10 +1,10 @@
 //! Generates the spec of NVIDIA GPUs.
 
-use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, libraries, open_root};
+use super::{DeviceNodeTree, Draft, DraftDevice, GenerateError, GenerateOptions, Generated, Tree, files, libraries, open_root};
 use crate::{Edits, Hook};
 use divvy_host::Root;
 
-pub use super::nvidia_gpu::{Gpu, Mig};
+pub use super::nvidia_gpu::{Mig, NvidiaGpu};
 
 /// The device node that every container with a GPU needs.
 const CONTROL: &str = "/dev/nvidiactl";
@@ -15,15 +15,20 @@ pub const SHARED: [&str; 3] = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/n
 ///
 /// # Errors
 /// Fails if there is no driver, or if no GPU has a device node.
-pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
+pub fn generate(
+    tree: &dyn Tree,
+    gpus: &[NvidiaGpu],
+    driver: Option<&str>,
+    options: &GenerateOptions,
+) -> Result<Generated, GenerateError> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
-    let nodes = Nodes::find(tree, options, CONTROL)?;
+    let nodes = DeviceNodeTree::find(tree, options, CONTROL)?;
     let mut draft = Draft::default();
     let loaded = crate::driver_version::loaded_driver(tree).or_else(|| driver.map(str::to_owned));
     driver_files(&root, &machine, loaded.as_deref(), options, &mut draft)?;
     if !nodes.add_with_group(&mut draft.common, CONTROL) {
-        return Err(Error::NoDriver(format!(
+        return Err(GenerateError::NoDriver(format!(
             "there is no {}: the kernel module nvidia is not loaded, or its device nodes were not created. Load it and create them (modprobe \
              nvidia; nvidia-modprobe -c 0 -u), or say where /dev is with --dev-root",
             nodes.root.host(CONTROL)
@@ -75,11 +80,11 @@ pub(super) fn driver_files(
     root: &Root<'_>,
     machine: &Root<'_>,
     loaded: Option<&str>,
-    options: &Options,
+    options: &GenerateOptions,
     draft: &mut Draft,
-) -> Result<(), Error> {
+) -> Result<(), GenerateError> {
     let Some(found) = libraries::find(root, loaded, &mut draft.notes) else {
-        return Err(Error::NoDriver(format!(
+        return Err(GenerateError::NoDriver(format!(
             "there is no libcuda.so.VERSION and no libnvidia-ml.so.VERSION below {}: the NVIDIA driver is not installed there. Install it, \
              or say where it is with --driver-root (a driver container's is /run/nvidia/driver)",
             root.host("/")
@@ -124,7 +129,7 @@ fn hook(program: &str, directories: &[String]) -> Hook {
     }
 }
 
-fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft) {
+fn describe(gpu: &NvidiaGpu, nodes: &DeviceNodeTree<'_>, machine: &Root<'_>, draft: &mut Draft) {
     let mut edits = Edits::default();
     let path = format!("/dev/nvidia{}", gpu.minor);
     if !nodes.add_with_group(&mut edits, &path) {
@@ -140,7 +145,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
         for path in drm_nodes(machine, &gpu.pci) {
             nodes.add(&mut edits, &path);
         }
-        draft.items.push(Item {
+        draft.items.push(DraftDevice {
             index: gpu.index.to_string(),
             uuid: gpu.uuid.clone(),
             edits,
@@ -172,7 +177,7 @@ fn describe(gpu: &Gpu, nodes: &Nodes<'_>, machine: &Root<'_>, draft: &mut Draft)
             ));
             continue;
         }
-        draft.items.push(Item {
+        draft.items.push(DraftDevice {
             index: name,
             uuid: mig.uuid.clone(),
             edits,
@@ -193,8 +198,8 @@ pub(super) fn drm_nodes(machine: &Root<'_>, pci: &str) -> Vec<String> {
     names.iter().filter(is_node).map(|name| format!("/dev/dri/{name}")).collect()
 }
 
-fn no_gpu(gpus: &[Gpu], notes: &[String]) -> Error {
-    Error::NoGpu(match gpus {
+fn no_gpu(gpus: &[NvidiaGpu], notes: &[String]) -> GenerateError {
+    GenerateError::NoGpu(match gpus {
         [] => "the driver reports no GPU: run nvidia-smi on this machine to check this, and dmesg to find out why".to_owned(),
         _ => format!(
             "none of {} GPUs can be given to a container: {}",

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A GPU as the driver reports it, from NVML or from [`super::proc::gpus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Gpu {
+pub struct NvidiaGpu {
     /// NVML's index, from 0.
     pub index: u32,
     /// The UUID in the form `GPU-…`; `None` if it is unknown, because no program has used the driver yet.

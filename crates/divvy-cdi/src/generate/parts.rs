@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use super::extras::numbered;
 use super::nvidia::driver_files;
-use super::{Channels, Draft, Error, Extras, Generated, Item, Naming, Nodes, Options, Tree, open_root};
+use super::{
+    Channels, DeviceNodeTree, Draft, DraftDevice, Extras, GenerateError, GenerateOptions, Generated, Naming, Tree, open_root,
+};
 use divvy_host::Root;
 
 /// The kind of device that a spec describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum SpecSubject {
     /// All device nodes and files of the driver, for containers that manage GPUs.
     Management,
     /// GPUDirect Storage (mode `gds`).
@@ -33,18 +35,18 @@ const OTHERS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 ///
 /// # Errors
 /// Fails if the machine has no such device.
-pub fn generate(tree: &dyn Tree, part: Part, options: &Options) -> Result<Generated, Error> {
+pub fn generate(tree: &dyn Tree, part: SpecSubject, options: &GenerateOptions) -> Result<Generated, GenerateError> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
-    let nodes = Nodes::find(tree, options, "/dev/nvidiactl")?;
+    let nodes = DeviceNodeTree::find(tree, options, "/dev/nvidiactl")?;
     let mut draft = Draft::default();
     match part {
-        Part::Management => management(tree, &root, &machine, &nodes, options, &mut draft)?,
-        Part::Imex => imex(&nodes, &mut draft),
+        SpecSubject::Management => management(tree, &root, &machine, &nodes, options, &mut draft)?,
+        SpecSubject::Imex => imex(&nodes, &mut draft),
         _ => beside(part, &nodes, &root, &machine, &mut draft)?,
     }
     if draft.items.iter().all(|item| item.edits.device_nodes.is_empty()) {
-        return Err(Error::NoDriver(format!(
+        return Err(GenerateError::NoDriver(format!(
             "there is no device node of {} in {}: its kernel module is not loaded, or /dev is elsewhere (--dev-root)",
             part.name(),
             nodes.root.host("/dev")
@@ -53,59 +55,65 @@ pub fn generate(tree: &dyn Tree, part: Part, options: &Options) -> Result<Genera
     draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
     // `only` selects GPUs, so it applies to no other kind of device except IMEX channels.
     let only = match part {
-        Part::Imex => options.only.clone(),
+        SpecSubject::Imex => options.only.clone(),
         _ => Vec::new(),
     };
-    draft.finish(&Options {
+    draft.finish(&GenerateOptions {
         naming: vec![Naming::Index],
         only,
         ..options.clone()
     })
 }
 
-impl Part {
+impl SpecSubject {
     fn name(self) -> &'static str {
         match self {
-            Part::Management => "NVIDIA's driver",
-            Part::Storage => "GPUDirect Storage",
-            Part::Rdma => "RDMA (MOFED)",
-            Part::Gdrcopy => "GDRCopy",
-            Part::Nvswitch => "NVSwitches",
-            Part::Imex => "IMEX channels",
+            SpecSubject::Management => "NVIDIA's driver",
+            SpecSubject::Storage => "GPUDirect Storage",
+            SpecSubject::Rdma => "RDMA (MOFED)",
+            SpecSubject::Gdrcopy => "GDRCopy",
+            SpecSubject::Nvswitch => "NVSwitches",
+            SpecSubject::Imex => "IMEX channels",
         }
     }
 }
 
-fn all() -> Item {
-    Item {
+fn all() -> DraftDevice {
+    DraftDevice {
         index: "all".to_owned(),
-        ..Item::default()
+        ..DraftDevice::default()
     }
 }
 
-fn beside(part: Part, nodes: &Nodes<'_>, root: &Root<'_>, machine: &Root<'_>, draft: &mut Draft) -> Result<(), Error> {
+fn beside(
+    part: SpecSubject,
+    nodes: &DeviceNodeTree<'_>,
+    root: &Root<'_>,
+    machine: &Root<'_>,
+    draft: &mut Draft,
+) -> Result<(), GenerateError> {
     let extras = Extras {
-        storage: part == Part::Storage,
-        rdma: part == Part::Rdma,
-        gdrcopy: part == Part::Gdrcopy,
-        nvswitch: part == Part::Nvswitch,
+        storage: part == SpecSubject::Storage,
+        rdma: part == SpecSubject::Rdma,
+        gdrcopy: part == SpecSubject::Gdrcopy,
+        nvswitch: part == SpecSubject::Nvswitch,
         imex: Channels::Some(BTreeSet::new()),
     };
     let mut found = Draft::default();
     extras.describe(nodes, root, machine, &mut found)?;
-    draft.items.push(Item {
+    draft.items.push(DraftDevice {
         edits: found.common,
         ..all()
     });
     Ok(())
 }
 
-fn imex(nodes: &Nodes<'_>, draft: &mut Draft) {
+fn imex(nodes: &DeviceNodeTree<'_>, draft: &mut Draft) {
     for path in numbered(nodes, CHANNELS, "channel") {
-        let mut item = Item {
+        let mut item = DraftDevice {
             index: path.trim_start_matches(CHANNELS).trim_start_matches("/channel").to_owned(),
             in_all: true,
-            ..Item::default()
+            ..DraftDevice::default()
         };
         nodes.add_with_group(&mut item.edits, &path);
         draft.items.push(item);
@@ -116,10 +124,10 @@ fn management(
     tree: &dyn Tree,
     root: &Root<'_>,
     machine: &Root<'_>,
-    nodes: &Nodes<'_>,
-    options: &Options,
+    nodes: &DeviceNodeTree<'_>,
+    options: &GenerateOptions,
     draft: &mut Draft,
-) -> Result<(), Error> {
+) -> Result<(), GenerateError> {
     driver_files(
         root,
         machine,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::MigDevice;
 
 use super::Tree;
-use super::nvidia_gpu::{Gpu, Mig};
+use super::nvidia_gpu::{Mig, NvidiaGpu};
 use divvy_host::Root;
 
 const GPUS: &str = "/proc/driver/nvidia/gpus";
@@ -13,11 +13,11 @@ const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
 
 /// Return the GPUs in the order of their PCI addresses, which is NVML's default order.
-pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
+pub fn gpus(tree: &dyn Tree) -> Vec<NvidiaGpu> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();
     };
-    let mut gpus: Vec<Gpu> = root
+    let mut gpus: Vec<NvidiaGpu> = root
         .names(GPUS)
         .iter()
         .filter_map(|address| {
@@ -34,7 +34,7 @@ pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {
 }
 
 /// Parse an `information` file, which has `Key: value` lines.
-fn information(text: &str, address: &str) -> Option<Gpu> {
+fn information(text: &str, address: &str) -> Option<NvidiaGpu> {
     let fields: BTreeMap<&str, &str> = text
         .lines()
         .filter_map(|line| line.split_once(':'))
@@ -42,7 +42,7 @@ fn information(text: &str, address: &str) -> Option<Gpu> {
         .collect();
     // Until a program uses the driver, the UUID consists of question marks.
     let uuid = fields.get("GPU UUID").filter(|uuid| !uuid.contains('?'));
-    Some(Gpu {
+    Some(NvidiaGpu {
         index: 0,
         uuid: uuid.map(|uuid| (*uuid).to_owned()),
         minor: fields.get("Device Minor")?.parse().ok()?,

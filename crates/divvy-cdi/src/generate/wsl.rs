@@ -3,7 +3,7 @@
 
 use super::files::{FILE, mount};
 use super::libraries::loader_directories;
-use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
+use super::{DeviceNodeTree, Draft, DraftDevice, GenerateError, GenerateOptions, Generated, Tree, open_root};
 use crate::Edits;
 use divvy_host::Root;
 
@@ -24,16 +24,16 @@ pub fn is_there(tree: &dyn Tree) -> bool {
 ///
 /// # Errors
 /// Fails if there is no `/dev/dxg`, or if Windows provides no NVIDIA driver.
-pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
+pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &GenerateOptions) -> Result<Generated, GenerateError> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
-    let nodes = Nodes::find(tree, options, NODE)?;
+    let nodes = DeviceNodeTree::find(tree, options, NODE)?;
     let mut draft = Draft {
         driver: driver.map(str::to_owned),
         ..Draft::default()
     };
     let mut device = Edits::default();
     if !nodes.add_with_group(&mut device, NODE) {
-        return Err(Error::NoDriver(format!(
+        return Err(GenerateError::NoDriver(format!(
             "there is no {}: this is not WSL 2, or Windows shares no GPU",
             nodes.root.host(NODE)
         )));
@@ -45,7 +45,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         .filter(|directory| root.file(&format!("{directory}/{CUDA}")).is_some())
         .collect();
     let Some(first) = stores.first() else {
-        return Err(Error::NoDriver(format!(
+        return Err(GenerateError::NoDriver(format!(
             "no directory in {} has {CUDA}: install NVIDIA's driver in Windows (not in WSL), then run wsl --shutdown",
             root.host(STORE)
         )));
@@ -78,7 +78,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         }
     }
     draft.common.env.push("NVIDIA_VISIBLE_DEVICES=void".to_owned());
-    draft.items.push(Item {
+    draft.items.push(DraftDevice {
         index: "all".to_owned(),
         uuid: None,
         edits: device,

@@ -1,6 +1,6 @@
 //! Parsing and validating specs of other tools: which ones are accepted, which ones are rejected, and the messages.
 
-use divvy_cdi::{Format, Severity, Spec, Version};
+use divvy_cdi::{CdiVersion, ProblemSeverity, Spec, SpecFormat};
 
 /// A minimal valid spec.
 const MINIMAL: &str = r#"{"cdiVersion":"0.3.0","kind":"vendor.com/device","devices":[{"name":"myDevice","containerEdits":{"deviceNodes":[{"path":"/dev/card1"}]}}]}"#;
@@ -8,11 +8,11 @@ const MINIMAL: &str = r#"{"cdiVersion":"0.3.0","kind":"vendor.com/device","devic
 fn errors(text: &str) -> Vec<String> {
     match Spec::parse(text) {
         Err(error) => vec![error.to_string()],
-        Ok(spec) => problems(&spec, Severity::Error),
+        Ok(spec) => problems(&spec, ProblemSeverity::Error),
     }
 }
 
-fn problems(spec: &Spec, severity: Severity) -> Vec<String> {
+fn problems(spec: &Spec, severity: ProblemSeverity) -> Vec<String> {
     let problems = spec.problems().into_iter().filter(|problem| problem.severity == severity);
     problems.map(|problem| problem.to_string()).collect()
 }
@@ -58,8 +58,8 @@ containerEdits:
         Some(0o666),
         "a leading 0 means octal, as for the standard's reader"
     );
-    assert_eq!(Version::least_for(&spec), Version::V1_1_0);
-    for format in [Format::Json, Format::Yaml] {
+    assert_eq!(CdiVersion::least_for(&spec), CdiVersion::V1_1_0);
+    for format in [SpecFormat::Json, SpecFormat::Yaml] {
         assert_eq!(Spec::parse(&spec.print(format)).expect("own text"), spec);
     }
 }
@@ -175,7 +175,7 @@ fn a_tolerated_violation_is_only_a_warning() {
         ),
     ] {
         assert_eq!(errors(&text), [""; 0], "{text}");
-        let warnings = problems(&Spec::parse(&text).expect("readable"), Severity::Warning);
+        let warnings = problems(&Spec::parse(&text).expect("readable"), ProblemSeverity::Warning);
         assert!(warnings.iter().any(|warning| warning.contains(part)), "{text}: {warnings:?}");
     }
 }
@@ -184,7 +184,7 @@ fn a_tolerated_violation_is_only_a_warning() {
 fn unknown_fields_are_kept_wherever_they_are() {
     let text = r#"{"cdiVersion":"0.5.0","kind":"v/c","devices":[{"name":"a","containerEdits":{"deviceNodes":[{"path":"/d","x":1}],"y":[2]},"z":null}],"w":{"v":3}}"#;
     let spec = Spec::parse(text).expect("a document");
-    let again: serde_json::Value = serde_json::from_str(&spec.print(Format::Json)).expect("JSON");
+    let again: serde_json::Value = serde_json::from_str(&spec.print(SpecFormat::Json)).expect("JSON");
     let before: serde_json::Value = serde_json::from_str(text).expect("JSON");
     assert_eq!(again, before);
 }
@@ -216,8 +216,8 @@ fn case_28_a_each_feature_needs_its_version_and_no_newer_one() {
                 _ => with("1.1.0", "v/c", DEVICE, &format!(r#","containerEdits":{edits}"#)),
             };
             let mut spec = Spec::parse(&text).expect("a document");
-            assert_eq!(Version::least_for(&spec).as_str(), version, "{edits} of the {place}");
-            for other in Version::ALL {
+            assert_eq!(CdiVersion::least_for(&spec).as_str(), version, "{edits} of the {place}");
+            for other in CdiVersion::ALL {
                 spec.cdi_version = other.to_string();
                 assert_eq!(
                     spec.is_valid(),
@@ -238,7 +238,7 @@ fn case_28_b_the_name_of_a_device_decides_about_the_version_too() {
             &format!(r#"[{{"name":"{name}","containerEdits":{{"deviceNodes":[{{"path":"/dev/nvidia0"{node}}}]}}}}]"#),
             "",
         );
-        Version::least_for(&Spec::parse(&text).expect("a document")).to_string()
+        CdiVersion::least_for(&Spec::parse(&text).expect("a document")).to_string()
     };
     assert_eq!(device("GPU-edfee158", ""), "0.3.0");
     assert_eq!(device("GPU-edfee158", r#","hostPath":"/driver/dev/nvidia0""#), "0.5.0");

@@ -1,18 +1,18 @@
 //! Generating specs for machines of each kind.
 
-use divvy_cdi::generate::parts::{self, Part};
-use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::generate::parts::{self, SpecSubject};
+use divvy_cdi::generate::{GenerateError, GenerateOptions, Generated, Naming, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::stale::{Stale, driver_version};
-use divvy_cdi::{DeviceNode, Format, Registry, Spec, Version};
+use divvy_cdi::{CdiVersion, DeviceNode, Registry, Spec, SpecFormat};
 
-use divvy_testkit::machine::{Machine, elf, kinds, ld_so_cache, ld_so_cache_with_flags};
+use divvy_testkit::machine::{MachineFiles, elf, kinds, ld_so_cache, ld_so_cache_with_flags};
 
-fn nvidia_with(machine: &Machine, options: &Options) -> Result<Generated, Error> {
+fn nvidia_with(machine: &MachineFiles, options: &GenerateOptions) -> Result<Generated, GenerateError> {
     nvidia::generate(machine, &proc::gpus(machine), None, options)
 }
 
-fn of_nvidia(machine: &Machine) -> Generated {
-    nvidia_with(machine, &Options::new("nvidia.com")).expect("a spec")
+fn of_nvidia(machine: &MachineFiles) -> Generated {
+    nvidia_with(machine, &GenerateOptions::new("nvidia.com")).expect("a spec")
 }
 
 /// Describe a spec: the devices with their own edits, then the targets of all mounts.
@@ -72,15 +72,15 @@ fn debian_alternatives_lead_to_the_branchs_libraries() {
 
 #[test]
 fn a_debian_hosts_spec_as_text() {
-    insta::assert_snapshot!(of_nvidia(&kinds::debian()).spec.print(Format::Yaml));
+    insta::assert_snapshot!(of_nvidia(&kinds::debian()).spec.print(SpecFormat::Yaml));
 }
 
 #[test]
 fn a_driver_container() {
     let machine = kinds::operator();
-    let options = Options {
+    let options = GenerateOptions {
         driver_root: "/run/nvidia/driver".to_owned(),
-        ..Options::new("nvidia.com")
+        ..GenerateOptions::new("nvidia.com")
     };
     insta::assert_snapshot!(outline(&nvidia_with(&machine, &options).expect("a spec")));
 }
@@ -101,7 +101,7 @@ fn mig_devices_stand_for_their_gpu() {
 fn wsl_has_one_device() {
     let machine = kinds::wsl();
     assert!(wsl::is_there(&machine) && !wsl::is_there(&kinds::debian()));
-    let generated = wsl::generate(&machine, Some("552.22"), &Options::new("nvidia.com")).expect("a spec");
+    let generated = wsl::generate(&machine, Some("552.22"), &GenerateOptions::new("nvidia.com")).expect("a spec");
     insta::assert_snapshot!(outline(&generated));
 }
 
@@ -111,7 +111,7 @@ fn wsl_on_arm_serves_arms_loader() {
     let mut arm = elf();
     arm[18] = 0xb7;
     machine.file("/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0b6f8f2c/libcuda.so.1.1", arm);
-    let generated = wsl::generate(&machine, None, &Options::new("nvidia.com")).expect("a spec");
+    let generated = wsl::generate(&machine, None, &GenerateOptions::new("nvidia.com")).expect("a spec");
     let mounts = &generated.spec.container_edits.mounts;
     let target = |directory: &str| {
         mounts
@@ -126,7 +126,9 @@ fn wsl_on_arm_serves_arms_loader() {
 fn mi300_with_partitions() {
     let machine = kinds::mi300();
     assert!(amd::is_there(&machine) && !amd::is_there(&kinds::intel()));
-    insta::assert_snapshot!(outline(&amd::generate(&machine, &Options::new("amd.com")).expect("a spec")));
+    insta::assert_snapshot!(outline(
+        &amd::generate(&machine, &GenerateOptions::new("amd.com")).expect("a spec")
+    ));
 }
 
 #[test]
@@ -134,19 +136,19 @@ fn intel_gpus() {
     let machine = kinds::intel();
     assert!(intel::is_there(&machine) && !intel::is_there(&kinds::mi300()));
     insta::assert_snapshot!(outline(
-        &intel::generate(&machine, &Options::new("intel.com")).expect("a spec")
+        &intel::generate(&machine, &GenerateOptions::new("intel.com")).expect("a spec")
     ));
 }
 
 #[test]
 fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
     let machine = kinds::none();
-    let options = Options::new("v.com");
+    let options = GenerateOptions::new("v.com");
     let mut without_gpus = kinds::debian();
     for address in ["0000:06:00.0", "0000:81:00.0"] {
         without_gpus.remove(&format!("/proc/driver/nvidia/gpus/{address}/information"));
     }
-    let elsewhere = Options {
+    let elsewhere = GenerateOptions {
         driver_root: "/nowhere".to_owned(),
         ..options.clone()
     };
@@ -185,20 +187,20 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
 #[test]
 fn case_33_a_nvidias_mounts_are_there_without_its_hooks() {
     let lib = "/lib/x86_64-linux-gnu";
-    let mut machine = Machine::default();
+    let mut machine = MachineFiles::default();
     machine
         .node("/dev/nvidia0")
         .node("/dev/nvidiactl")
         .file(&format!("{lib}/libcuda.so.999.88.77"), elf())
         .file(&format!("{lib}/vdpau/libvdpau_nvidia.so.999.88.77"), elf());
-    let gpu = nvidia::Gpu {
+    let gpu = nvidia::NvidiaGpu {
         pci: "0000:06:00.0".to_owned(),
-        ..nvidia::Gpu::default()
+        ..nvidia::NvidiaGpu::default()
     };
-    let options = Options {
+    let options = GenerateOptions {
         class: "device".to_owned(),
         naming: vec![Naming::Index],
-        ..Options::new("example.com")
+        ..GenerateOptions::new("example.com")
     };
     let spec = nvidia::generate(&machine, &[gpu], None, &options).expect("a spec").spec;
     assert_eq!(spec.kind, "example.com/device");
@@ -245,7 +247,7 @@ fn case_33_a_nvidias_mounts_are_there_without_its_hooks() {
         link.is_some_and(|link| link.host_path.ends_with("libcuda.so.999.88.77")),
         "{link:?}"
     );
-    assert_eq!(Spec::parse(&spec.print(Format::Json)).expect("own text"), spec);
+    assert_eq!(Spec::parse(&spec.print(SpecFormat::Json)).expect("own text"), spec);
 }
 
 #[test]
@@ -254,11 +256,11 @@ fn case_33_b_every_spec_is_valid_the_same_twice_and_resolves() {
     for machine in &machines {
         let spec = of_nvidia(machine).spec;
         assert_eq!(spec.problems(), []);
-        assert_eq!(spec.print(Format::Yaml), of_nvidia(machine).spec.print(Format::Yaml));
-        let found = divvy_cdi::Found {
+        assert_eq!(spec.print(SpecFormat::Yaml), of_nvidia(machine).spec.print(SpecFormat::Yaml));
+        let found = divvy_cdi::FoundSpec {
             path: "/var/run/cdi/nvidia.yaml".to_owned(),
             priority: 1,
-            spec: Ok(Spec::parse(&spec.print(Format::Yaml)).expect("own text")),
+            spec: Ok(Spec::parse(&spec.print(SpecFormat::Yaml)).expect("own text")),
         };
         let registry = Registry::new(vec![found]);
         registry
@@ -270,9 +272,9 @@ fn case_33_b_every_spec_is_valid_the_same_twice_and_resolves() {
 #[test]
 fn devices_are_named_as_was_asked_for() {
     let names = |naming: &[Naming]| {
-        let options = Options {
+        let options = GenerateOptions {
             naming: naming.to_vec(),
-            ..Options::new("example.com")
+            ..GenerateOptions::new("example.com")
         };
         let spec = nvidia_with(&kinds::mig(), &options).expect("a spec").spec;
         spec.devices.into_iter().map(|device| device.name).collect::<Vec<_>>()
@@ -300,11 +302,11 @@ fn devices_are_named_as_was_asked_for() {
 #[test]
 fn a_spec_has_the_devices_that_were_asked_for_and_no_others() {
     let made = |only: &[&str], all| {
-        let options = Options {
+        let options = GenerateOptions {
             only: only.iter().map(|id| (*id).to_owned()).collect(),
             naming: vec![Naming::Index],
             all,
-            ..Options::new("nvidia.com")
+            ..GenerateOptions::new("nvidia.com")
         };
         nvidia_with(&kinds::mig(), &options).map(|made| made.spec)
     };
@@ -350,16 +352,16 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
     ] {
         machine.node(&format!("/dev/{node}"));
     }
-    let made = |machine: &Machine, part, only: &[&str]| {
-        let options = Options {
+    let made = |machine: &MachineFiles, part, only: &[&str]| {
+        let options = GenerateOptions {
             only: only.iter().map(|id| (*id).to_owned()).collect(),
-            ..Options::new("nvidia.com")
+            ..GenerateOptions::new("nvidia.com")
         };
         parts::generate(machine, part, &options)
     };
     let outline = |part, only: &[&str]| -> String {
         let spec = made(&machine, part, only).expect("a spec").spec;
-        let device = |device: &divvy_cdi::Device| {
+        let device = |device: &divvy_cdi::CdiSpecDevice| {
             let nodes = device.container_edits.device_nodes.iter().map(|node| node.path.as_str());
             format!("{}: {}", device.name, nodes.collect::<Vec<_>>().join(" "))
         };
@@ -373,22 +375,25 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
     };
     let channels = "/dev/nvidia-caps-imex-channels/channel";
     for (part, expected) in [
-        (Part::Storage, "all: /dev/nvidia-fs /dev/nvidia-fs0 | 1 | false".to_owned()),
         (
-            Part::Rdma,
+            SpecSubject::Storage,
+            "all: /dev/nvidia-fs /dev/nvidia-fs0 | 1 | false".to_owned(),
+        ),
+        (
+            SpecSubject::Rdma,
             "all: /dev/infiniband/rdma_cm /dev/infiniband/uverbs0 | 1 | false".to_owned(),
         ),
-        (Part::Gdrcopy, "all: /dev/gdrdrv | 1 | false".to_owned()),
+        (SpecSubject::Gdrcopy, "all: /dev/gdrdrv | 1 | false".to_owned()),
         (
-            Part::Nvswitch,
+            SpecSubject::Nvswitch,
             "all: /dev/nvidia-nvswitch0 /dev/nvidia-nvswitchctl | 1 | false".to_owned(),
         ),
         (
-            Part::Imex,
+            SpecSubject::Imex,
             format!("0: {channels}0, 3: {channels}3, all: {channels}0 {channels}3 | 1 | false"),
         ),
         (
-            Part::Management,
+            SpecSubject::Management,
             format!(
                 "all: /dev/nvidia-caps-imex-channels/channel0 {channels}3 /dev/nvidia-caps/nvidia-cap1 /dev/nvidia-modeset \
                  /dev/nvidia-uvm /dev/nvidia-uvm-tools /dev/nvidia0 /dev/nvidia1 /dev/nvidiactl | 2 | true"
@@ -398,15 +403,21 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
         assert_eq!(outline(part, &[]), expected, "{part:?}");
     }
     assert_eq!(
-        outline(Part::Imex, &["3"]),
+        outline(SpecSubject::Imex, &["3"]),
         format!("3: {channels}3, all: {channels}3 | 1 | false")
     );
     assert_eq!(
-        outline(Part::Gdrcopy, &["0"]),
+        outline(SpecSubject::Gdrcopy, &["0"]),
         "all: /dev/gdrdrv | 1 | false",
         "no number of a GPU"
     );
-    for part in [Part::Storage, Part::Rdma, Part::Gdrcopy, Part::Nvswitch, Part::Imex] {
+    for part in [
+        SpecSubject::Storage,
+        SpecSubject::Rdma,
+        SpecSubject::Gdrcopy,
+        SpecSubject::Nvswitch,
+        SpecSubject::Imex,
+    ] {
         let error = made(&kinds::debian(), part, &[]).expect_err("nothing of it").to_string();
         assert!(error.contains("there is no device node of"), "{error}");
     }
@@ -417,8 +428,8 @@ fn what_is_beside_gpus_has_specs_of_its_own() {
 fn a_node_that_is_open_to_a_group_is_so_in_the_container_too() {
     let mut machine = kinds::debian();
     machine.node_of_group("/dev/nvidia1", 44);
-    let with = |change: fn(&mut Options)| {
-        let mut options = Options::new("nvidia.com");
+    let with = |change: fn(&mut GenerateOptions)| {
+        let mut options = GenerateOptions::new("nvidia.com");
         change(&mut options);
         let spec = nvidia_with(&machine, &options).expect("a spec").spec;
         let of_it = spec
@@ -434,7 +445,7 @@ fn a_node_that_is_open_to_a_group_is_so_in_the_container_too() {
     };
     assert_eq!(with(|_| ()), (Some(0o660), Some(44), vec![44]));
     assert_eq!(with(|options| options.groups = false), (Some(0o660), Some(44), vec![]));
-    let old = with(|options| options.newest = Version::V0_6_0);
+    let old = with(|options| options.newest = CdiVersion::V0_6_0);
     assert_eq!(
         old,
         (Some(0o660), None, vec![]),
@@ -449,14 +460,14 @@ fn an_old_reader_gets_what_it_understands_or_a_sentence() {
     let with = |newest, naming: &[Naming]| {
         nvidia_with(
             &machine,
-            &Options {
+            &GenerateOptions {
                 newest,
                 naming: naming.to_vec(),
-                ..Options::new("nvidia.com")
+                ..GenerateOptions::new("nvidia.com")
             },
         )
     };
-    let newest = with(Version::V1_1_0, &[Naming::Index, Naming::Uuid]).expect("a spec");
+    let newest = with(CdiVersion::V1_1_0, &[Naming::Index, Naming::Uuid]).expect("a spec");
     assert_eq!(
         (
             newest.spec.cdi_version.as_str(),
@@ -464,7 +475,7 @@ fn an_old_reader_gets_what_it_understands_or_a_sentence() {
         ),
         ("0.7.0", &[44][..])
     );
-    let old = with(Version::V0_5_0, &[Naming::Index, Naming::Uuid]).expect("a spec");
+    let old = with(CdiVersion::V0_5_0, &[Naming::Index, Naming::Uuid]).expect("a spec");
     assert_eq!(old.spec.cdi_version, "0.5.0");
     assert!(
         old.notes.iter().any(|note| note.contains("no additional groups")),
@@ -477,9 +488,9 @@ fn an_old_reader_gets_what_it_understands_or_a_sentence() {
         old.notes
     );
     assert_eq!(driver_version(&old.spec), Some("550.54.15"), "its files still tell");
-    let oldest = with(Version::V0_3_0, &[Naming::Uuid]).expect("names that begin with a letter");
+    let oldest = with(CdiVersion::V0_3_0, &[Naming::Uuid]).expect("names that begin with a letter");
     assert_eq!(oldest.spec.cdi_version, "0.3.0");
-    let error = with(Version::V0_3_0, &[Naming::Index])
+    let error = with(CdiVersion::V0_3_0, &[Naming::Index])
         .expect_err("a name that begins with a digit")
         .to_string();
     assert!(
@@ -491,12 +502,12 @@ fn an_old_reader_gets_what_it_understands_or_a_sentence() {
 #[test]
 fn wrong_vendors_and_classes_are_refused() {
     for (vendor, class) in [("1nvidia", "gpu"), ("nvidia.com", "g/pu"), ("", "gpu")] {
-        let options = Options {
+        let options = GenerateOptions {
             class: class.to_owned(),
-            ..Options::new(vendor)
+            ..GenerateOptions::new(vendor)
         };
         assert!(
-            matches!(nvidia_with(&kinds::debian(), &options), Err(Error::Name(_))),
+            matches!(nvidia_with(&kinds::debian(), &options), Err(GenerateError::Name(_))),
             "{vendor}/{class}"
         );
     }
@@ -505,14 +516,14 @@ fn wrong_vendors_and_classes_are_refused() {
 /// Libraries of 32 bits are not taken.
 #[test]
 fn only_the_cache_finds_libraries_elsewhere() {
-    let mut machine = Machine::default();
+    let mut machine = MachineFiles::default();
     machine
         .driver("", "/var/lib/nvidia/lib64", "550.54.15")
         .file("/opt/lib32/libcuda.so.550.54.15", elf())
         .gpus("550.54.15", &["0000:06:00.0"])
         .nvidia_nodes("", 1);
     assert!(
-        nvidia_with(&machine, &Options::new("nvidia.com")).is_err(),
+        nvidia_with(&machine, &GenerateOptions::new("nvidia.com")).is_err(),
         "without a cache this directory is not searched"
     );
     machine.file(
@@ -583,9 +594,9 @@ fn links_of_a_driver_container_never_lead_out_of_its_root() {
             "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libcuda.so.1",
             "/../../../../etc/shadow",
         );
-    let options = Options {
+    let options = GenerateOptions {
         driver_root: "/run/nvidia/driver".to_owned(),
-        ..Options::new("nvidia.com")
+        ..GenerateOptions::new("nvidia.com")
     };
     let spec = nvidia_with(&machine, &options).expect("a spec").spec;
     for mount in &spec.container_edits.mounts {
@@ -684,7 +695,9 @@ fn a_spec_is_stale_when_the_driver_changed_or_its_files_went() {
         ]
     );
     let mut amd_machine = kinds::mi300();
-    let spec = amd::generate(&amd_machine, &Options::new("amd.com")).expect("a spec").spec;
+    let spec = amd::generate(&amd_machine, &GenerateOptions::new("amd.com"))
+        .expect("a spec")
+        .spec;
     assert!(!Stale::check(&spec, &amd_machine).is_stale());
     amd_machine.file("/sys/module/amdgpu/version", "6.10.5\n");
     assert_eq!(

@@ -1,6 +1,6 @@
 //! `ld.so.cache`: both formats, and files that have neither.
 
-use divvy_cdi::generate::ldcache::{Error, Library, flags_of, parse, with};
+use divvy_cdi::generate::ldcache::{CachedLibrary, LdCacheError, flags_of, parse, with};
 use proptest::prelude::*;
 
 use divvy_testkit::machine::{ld_so_cache, ld_so_cache_with_flags, old_cache};
@@ -10,7 +10,7 @@ const LIBRARIES: [(&str, &str); 2] = [
     ("libz.so.1", "/lib/x86_64-linux-gnu/libz.so.1"),
 ];
 
-fn pairs(bytes: &[u8]) -> Result<Vec<(&str, &str)>, Error> {
+fn pairs(bytes: &[u8]) -> Result<Vec<(&str, &str)>, LdCacheError> {
     parse(bytes).map(|libraries| libraries.iter().map(|library| (library.name, library.path)).collect())
 }
 
@@ -59,24 +59,28 @@ fn case_35_b_what_is_no_cache_is_refused_with_the_reason() {
         cache
     };
     for (name, bytes, error) in [
-        ("nothing", Vec::new(), Error::NotACache),
-        ("another file", b"\x7fELF".to_vec(), Error::NotACache),
-        ("only a header", cache[..30].to_vec(), Error::Truncated),
-        ("too many entries", with(20, &u32::MAX.to_le_bytes()), Error::Truncated),
+        ("nothing", Vec::new(), LdCacheError::NotACache),
+        ("another file", b"\x7fELF".to_vec(), LdCacheError::NotACache),
+        ("only a header", cache[..30].to_vec(), LdCacheError::Truncated),
+        ("too many entries", with(20, &u32::MAX.to_le_bytes()), LdCacheError::Truncated),
         (
             "an old header that announces too many",
             b"ld.so-1.7.0\0\xff\xff\xff\xff".to_vec(),
-            Error::Truncated,
+            LdCacheError::Truncated,
         ),
-        ("big-endian", with(28, &[3]), Error::BigEndian),
-        ("a name beyond the end", with(52, &u32::MAX.to_le_bytes()), Error::Entry(0)),
+        ("big-endian", with(28, &[3]), LdCacheError::BigEndian),
+        (
+            "a name beyond the end",
+            with(52, &u32::MAX.to_le_bytes()),
+            LdCacheError::Entry(0),
+        ),
         (
             "a path beyond the end",
             with(48 + 24 + 8, &9999_u32.to_le_bytes()),
-            Error::Entry(1),
+            LdCacheError::Entry(1),
         ),
-        ("no end of a text", cache[..cache.len() - 1].to_vec(), Error::Entry(1)),
-        ("no text", with(cache.len() - 3, &[0xff]), Error::Entry(1)),
+        ("no end of a text", cache[..cache.len() - 1].to_vec(), LdCacheError::Entry(1)),
+        ("no text", with(cache.len() - 3, &[0xff]), LdCacheError::Entry(1)),
     ] {
         assert_eq!(parse(&bytes), Err(error), "{name}");
     }
@@ -109,8 +113,8 @@ proptest! {
     }
 }
 
-fn library<'a>(name: &'a str, path: &'a str) -> Library<'a> {
-    Library {
+fn library<'a>(name: &'a str, path: &'a str) -> CachedLibrary<'a> {
+    CachedLibrary {
         name,
         path,
         flags: 0x0303,
@@ -139,7 +143,7 @@ fn what_is_added_comes_before_what_has_its_name_and_once() {
     assert_eq!(pairs(&once), Ok(expected.to_vec()));
     assert_eq!(with(Some(&once), &added).expect("written"), once);
     assert_eq!(pairs(&with(None, &added).expect("written")), Ok(vec![expected[1]]));
-    assert_eq!(with(Some(b"no cache"), &added), Err(Error::NotACache));
+    assert_eq!(with(Some(b"no cache"), &added), Err(LdCacheError::NotACache));
 }
 
 /// glibc's own program reads a cache that divvy wrote, made from this machine's real cache with its extensions.
@@ -203,14 +207,14 @@ proptest! {
         libraries in proptest::collection::vec(("[a-z]{1,9}\\.so\\.[0-9]{1,3}", "/[a-z/]{1,30}", any::<i32>(), any::<u64>()), 0..20),
         cut in any::<prop::sample::Index>(),
     ) {
-        let libraries: Vec<Library<'_>> = libraries
+        let libraries: Vec<CachedLibrary<'_>> = libraries
             .iter()
-            .map(|(name, path, flags, hwcap)| Library { flags: *flags, hwcap: *hwcap, ..library(name, path) })
+            .map(|(name, path, flags, hwcap)| CachedLibrary { flags: *flags, hwcap: *hwcap, ..library(name, path) })
             .collect();
         let bytes = with(None, &libraries).expect("written");
         let mut found = parse(&bytes).expect("read");
         prop_assert_eq!(with(Some(&bytes), &[]), Ok(bytes.clone()));
-        let by_all = |library: &Library<'_>| (library.name.to_owned(), library.path.to_owned(), library.flags, library.hwcap);
+        let by_all = |library: &CachedLibrary<'_>| (library.name.to_owned(), library.path.to_owned(), library.flags, library.hwcap);
         found.sort_by_key(by_all);
         let mut expected = libraries;
         expected.sort_by_key(by_all);

@@ -1,7 +1,7 @@
 //! Moving the paths of a spec to another driver root.
 
 use divvy_cdi::Spec;
-use divvy_cdi::moved::{Side, move_root};
+use divvy_cdi::moved::{MovedSide, move_root};
 use serde_json::{Value, json};
 
 fn spec() -> Value {
@@ -21,7 +21,7 @@ fn spec() -> Value {
     })
 }
 
-fn moved(from: &str, to: &str, side: Side) -> (Value, usize) {
+fn moved(from: &str, to: &str, side: MovedSide) -> (Value, usize) {
     let mut spec = Spec::parse(&spec().to_string()).expect("a spec");
     let changed = move_root(&mut spec, from, to, side);
     assert!(spec.is_valid(), "{:?}", spec.problems());
@@ -38,11 +38,11 @@ fn case_32_a_host_paths_move_by_whole_components() {
     expected["containerEdits"]["mounts"][0]["hostPath"] = json!("/lib/a.so");
     expected["containerEdits"]["hooks"][0]["path"] = json!("/bin/hook");
     for from in ["/driver", "/driver/"] {
-        assert_eq!(moved(from, "/", Side::Host), (expected.clone(), 3), "{from}");
+        assert_eq!(moved(from, "/", MovedSide::Host), (expected.clone(), 3), "{from}");
     }
-    assert_eq!(moved("/elsewhere", "/", Side::Host), (spec(), 0));
-    assert_eq!(moved("/driver", "/driver", Side::Host), (spec(), 0));
-    let (below, _) = moved("/", "/run/nvidia/driver", Side::Host);
+    assert_eq!(moved("/elsewhere", "/", MovedSide::Host), (spec(), 0));
+    assert_eq!(moved("/driver", "/driver", MovedSide::Host), (spec(), 0));
+    let (below, _) = moved("/", "/run/nvidia/driver", MovedSide::Host);
     assert_eq!(
         below["containerEdits"]["mounts"][1]["hostPath"],
         "/run/nvidia/driver/driver-x/lib/a.so"
@@ -54,12 +54,12 @@ fn what_is_moved_there_and_back_is_what_it_was() {
     let mut original = spec();
     // A host path needs this version, so moving the spec would raise a lower one.
     original["cdiVersion"] = json!("0.5.0");
-    for side in [Side::Host, Side::Container] {
+    for side in [MovedSide::Host, MovedSide::Container] {
         let mut there = Spec::parse(&original.to_string()).expect("a spec");
         assert!(move_root(&mut there, "/driver", "/run/nvidia/driver", side) > 0);
         let text = serde_json::to_string(&there).expect("JSON");
         assert!(
-            text.contains("\"hostPath\":\"/driver/dev/nvidia0\"") || side == Side::Host,
+            text.contains("\"hostPath\":\"/driver/dev/nvidia0\"") || side == MovedSide::Host,
             "{text}"
         );
         let mut back = Spec::parse(&text).expect("a spec");
@@ -74,7 +74,7 @@ fn a_redundant_host_path_stays_if_nothing_moves() {
     let mut original = spec();
     original["cdiVersion"] = json!("0.5.0");
     original["devices"][0]["containerEdits"]["deviceNodes"][1] = json!({"path": "/dev/x", "hostPath": "/dev/x"});
-    for side in [Side::Host, Side::Container] {
+    for side in [MovedSide::Host, MovedSide::Container] {
         let mut moved = Spec::parse(&original.to_string()).expect("a spec");
         move_root(&mut moved, "/elsewhere", "/y", side);
         assert_eq!(serde_json::to_value(&moved).expect("JSON"), original, "{side:?}");
@@ -90,7 +90,7 @@ fn case_32_b_the_containers_paths_move_without_the_machines() {
     expected["containerEdits"]["mounts"][0]["containerPath"] = json!("/lib/a.so");
     expected["containerEdits"]["hooks"][0]["args"][1] = json!("--folder=/lib");
     expected["containerEdits"]["hooks"][1]["path"] = json!("/bin/inside");
-    assert_eq!(moved("/driver", "/", Side::Container), (expected, 4));
+    assert_eq!(moved("/driver", "/", MovedSide::Container), (expected, 4));
 }
 
 /// Otherwise update-ldcache would search directories that no longer exist, and links would be dangling.
@@ -121,10 +121,10 @@ fn what_hooks_are_told_of_the_container_moves_with_it() {
         "x=/driver"
     ]);
     for (stage, side, expected) in [
-        ("createContainer", Side::Container, &new),
-        ("startContainer", Side::Container, &new),
-        ("prestart", Side::Container, &args),
-        ("createContainer", Side::Host, &args),
+        ("createContainer", MovedSide::Container, &new),
+        ("startContainer", MovedSide::Container, &new),
+        ("prestart", MovedSide::Container, &args),
+        ("createContainer", MovedSide::Host, &args),
     ] {
         let mut moved = Spec::parse(&spec(stage, &args).to_string()).expect("a spec");
         move_root(&mut moved, "/driver", "/x", side);

@@ -1,7 +1,7 @@
 //! Properties of all specs.
 
-use divvy_cdi::generate::{Options, amd, intel, nvidia, proc, wsl};
-use divvy_cdi::{Device, DeviceNode, Edits, Format, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
+use divvy_cdi::generate::{GenerateOptions, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::{CdiMount, CdiSpecDevice, CdiVersion, DeviceNode, Edits, Hook, IntelRdt, NetDevice, Spec, SpecFormat};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -56,12 +56,12 @@ fn node() -> impl Strategy<Value = DeviceNode> {
 
 fn edits() -> impl Strategy<Value = Edits> {
     let mounts =
-        (text(), text(), vec(text(), 0..3), option::of(text())).prop_map(|(host_path, container_path, options, kind)| Mount {
+        (text(), text(), vec(text(), 0..3), option::of(text())).prop_map(|(host_path, container_path, options, kind)| CdiMount {
             host_path,
             container_path,
             options,
             kind,
-            ..Mount::default()
+            ..CdiMount::default()
         });
     let hooks = (text(), text(), vec(text(), 0..2), option::of(any::<i64>())).prop_map(|(hook_name, path, args, timeout)| Hook {
         hook_name,
@@ -113,11 +113,11 @@ fn edits() -> impl Strategy<Value = Edits> {
 
 fn spec() -> impl Strategy<Value = Spec> {
     let annotations = || btree_map(text(), text(), 0..2);
-    let devices = (text(), annotations(), edits()).prop_map(|(name, annotations, container_edits)| Device {
+    let devices = (text(), annotations(), edits()).prop_map(|(name, annotations, container_edits)| CdiSpecDevice {
         name,
         annotations,
         container_edits,
-        ..Device::default()
+        ..CdiSpecDevice::default()
     });
     (text(), text(), annotations(), vec(devices, 0..3), edits()).prop_map(
         |(cdi_version, kind, annotations, devices, container_edits)| Spec {
@@ -134,7 +134,7 @@ fn spec() -> impl Strategy<Value = Spec> {
 proptest! {
     #[test]
     fn what_is_printed_is_what_is_read(spec in spec()) {
-        for format in [Format::Json, Format::Yaml] {
+        for format in [SpecFormat::Json, SpecFormat::Yaml] {
             let text = spec.print(format);
             let again = Spec::parse(&text);
             prop_assert!(again.as_ref().is_ok_and(|again| *again == spec), "{text}\n{again:?}");
@@ -143,8 +143,8 @@ proptest! {
 
     #[test]
     fn the_least_version_is_enough_and_no_older_one_is(mut spec in spec()) {
-        let least = Version::least_for(&spec);
-        for version in Version::ALL {
+        let least = CdiVersion::least_for(&spec);
+        for version in CdiVersion::ALL {
             spec.cdi_version = version.to_string();
             let complains = spec.problems().iter().any(|problem| problem.field == "cdiVersion");
             prop_assert_eq!(complains, version < least, "{} of at least {}", version, least);
@@ -174,7 +174,7 @@ proptest! {
             for machine in &mut machines {
                 machine.file(path, content);
             }
-            let options = Options::new("v.com");
+            let options = GenerateOptions::new("v.com");
             let [mig, mi300, flex, windows] = machines;
             for generated in [
                 nvidia::generate(&mig, &proc::gpus(&mig), None, &options),

@@ -1,9 +1,9 @@
 //! Registries with several files: priorities, conflicts, and the order of edits.
 
-use divvy_cdi::{Error, Found, Registry, Spec, Unresolved, is_spec_file};
+use divvy_cdi::{FoundSpec, Registry, Spec, SpecError, Unresolved, is_spec_file};
 
 /// A file in which the spec and each device set a variable to the file's name.
-fn file(path: &str, priority: usize, devices: &[&str]) -> Found {
+fn file(path: &str, priority: usize, devices: &[&str]) -> FoundSpec {
     let devices: Vec<String> = devices
         .iter()
         .map(|name| format!(r#"{{"name":"{name}","containerEdits":{{"env":["{name}={path}"]}}}}"#))
@@ -12,7 +12,7 @@ fn file(path: &str, priority: usize, devices: &[&str]) -> Found {
         r#"{{"cdiVersion":"0.5.0","kind":"v/c","devices":[{}],"containerEdits":{{"env":["SPEC={path}"]}}}}"#,
         devices.join(",")
     );
-    Found {
+    FoundSpec {
         path: path.to_owned(),
         priority,
         spec: Ok(Spec::parse(&text).expect("a spec")),
@@ -82,10 +82,10 @@ fn case_29_a_a_device_in_two_files_is_nobodys() {
 fn a_file_with_an_error_has_no_devices_and_says_why() {
     let mut broken = file("/etc/cdi/a.yaml", 0, &["a", "b"]);
     broken.spec.as_mut().expect("a spec").cdi_version = "0.9.9".to_owned();
-    let unreadable = Found {
+    let unreadable = FoundSpec {
         path: "/etc/cdi/b.yaml".to_owned(),
         priority: 0,
-        spec: Err(Error::NoText("not text".to_owned())),
+        spec: Err(SpecError::NoText("not text".to_owned())),
     };
     let registry = Registry::new(vec![broken, unreadable, file("/etc/cdi/c.yaml", 0, &["a"])]);
     assert!(env(&registry, &["v/c=a"]).is_ok(), "the broken file makes no conflict");

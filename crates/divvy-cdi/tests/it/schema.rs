@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use divvy_cdi::generate::{Naming, Options, amd, intel, nvidia, proc, wsl};
-use divvy_cdi::{Format, GrantSpec, Severity, Spec, grant_spec};
+use divvy_cdi::generate::{GenerateOptions, Naming, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::{GrantSpec, ProblemSeverity, Spec, SpecFormat, grant_spec};
 use serde_json::Value;
 
 use divvy_testkit::machine::kinds;
@@ -43,7 +43,7 @@ fn what_is_generated_holds_the_standards_schema() {
     let Some(directory) = directory() else { return };
     let schema = schema(&directory);
     let check = |what: &str, spec: &Spec| {
-        let value: Value = serde_json::from_str(&spec.print(Format::Json)).expect("JSON");
+        let value: Value = serde_json::from_str(&spec.print(SpecFormat::Json)).expect("JSON");
         let errors: Vec<String> = schema
             .iter_errors(&value)
             .map(|error| format!("{}: {error}", error.instance_path()))
@@ -58,11 +58,11 @@ fn what_is_generated_holds_the_standards_schema() {
         &[Naming::Index, Naming::Uuid],
     ] {
         for hook in [None, Some("/usr/bin/divvy-hook".to_owned())] {
-            let options = |driver_root: &str| Options {
+            let options = |driver_root: &str| GenerateOptions {
                 naming: naming.to_vec(),
                 hook: hook.clone(),
                 driver_root: driver_root.to_owned(),
-                ..Options::new("nvidia.com")
+                ..GenerateOptions::new("nvidia.com")
             };
             for (what, machine, root) in [
                 ("debian", kinds::debian(), "/"),
@@ -75,9 +75,9 @@ fn what_is_generated_holds_the_standards_schema() {
             }
             check("wsl", &wsl::generate(&kinds::wsl(), None, &options("/")).expect("wsl").spec);
         }
-        let options = |vendor| Options {
+        let options = |vendor| GenerateOptions {
             naming: naming.to_vec(),
-            ..Options::new(vendor)
+            ..GenerateOptions::new(vendor)
         };
         check("amd", &amd::generate(&kinds::mi300(), &options("amd.com")).expect("amd").spec);
         check(
@@ -89,7 +89,7 @@ fn what_is_generated_holds_the_standards_schema() {
         &kinds::debian(),
         &proc::gpus(&kinds::debian()),
         None,
-        &Options::new("nvidia.com"),
+        &GenerateOptions::new("nvidia.com"),
     )
     .expect("a spec");
     let gpu = base
@@ -124,7 +124,7 @@ fn only_the_standards_good_documents_are_accepted() {
             Err(error) => vec![error.to_string()],
             Ok(spec) => {
                 let problems = spec.problems().into_iter();
-                let errors = problems.filter(|problem| problem.severity == Severity::Error);
+                let errors = problems.filter(|problem| problem.severity == ProblemSeverity::Error);
                 errors.map(|problem| problem.to_string()).collect()
             }
         };

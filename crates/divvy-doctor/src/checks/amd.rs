@@ -3,13 +3,13 @@
 use divvy_cdi::generate::amd as topology;
 use divvy_model::Vendor;
 
-use super::vendor_part::{DeviceNodes, Expected, VendorChecks};
-use crate::check::{Stop, Verdict, problem, skip};
+use super::vendor_part::{DeviceNodes, ExpectedNode, VendorChecks};
+use crate::check::{CheckStop, CheckVerdict, problem, skip};
 use crate::facts::Facts;
 
 pub(super) const PART: VendorChecks = VendorChecks { modules, nodes };
 
-fn modules(facts: &Facts<'_>) -> Result<Vec<String>, Stop> {
+fn modules(facts: &Facts<'_>) -> Result<Vec<String>, CheckStop> {
     if facts.exists("/sys/module/amdgpu") {
         return Ok(vec!["amdgpu".to_owned()]);
     }
@@ -27,7 +27,7 @@ fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
     if !topology::is_there(facts.tree) {
         return None;
     }
-    let expected = |path: String| Expected { path, number: None };
+    let expected = |path: String| ExpectedNode { path, number: None };
     let mut nodes = vec![expected("/dev/kfd".to_owned())];
     for gpu in facts.gpus_of(Vendor::Amd) {
         let names = facts.root.names(&format!("/sys/bus/pci/devices/{}/drm", gpu.address));
@@ -41,7 +41,7 @@ fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
 }
 
 /// Judge check D15.
-pub(super) fn compute(facts: &Facts<'_>) -> Verdict {
+pub(super) fn compute(facts: &Facts<'_>) -> CheckVerdict {
     if facts.gpus_of(Vendor::Amd).is_empty() && !facts.exists("/sys/class/kfd") {
         return skip("no AMD GPU here");
     }
@@ -60,7 +60,7 @@ pub(super) fn compute(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D16.
-pub(super) fn partitions(facts: &Facts<'_>) -> Verdict {
+pub(super) fn partitions(facts: &Facts<'_>) -> CheckVerdict {
     let gpus = facts.gpus_of(Vendor::Amd);
     let mut found: Vec<(String, String)> = Vec::new();
     for gpu in &gpus {

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cdi::stale::Stale;
-use divvy_cdi::{Found, Severity as Strength};
+use divvy_cdi::{FoundSpec, ProblemSeverity as Strength};
 
-use crate::check::{Repair, Verdict, count, problem, repaired_by, skip};
+use crate::check::{CheckVerdict, Repair, count, problem, repaired_by, skip};
 use crate::facts::Facts;
 
 /// The CDI kinds that `divvy cdi generate` writes, each with the value of `--vendor` that selects it.
@@ -16,7 +16,7 @@ const OURS: [(&str, &str); 3] = [
 ];
 
 /// Judge check C01.
-pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
+pub(super) fn fresh(facts: &Facts<'_>) -> CheckVerdict {
     let registry = facts.specs();
     let files = registry.files();
     if files.is_empty() {
@@ -89,7 +89,7 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check C02.
-pub(super) fn usable(facts: &Facts<'_>) -> Verdict {
+pub(super) fn usable(facts: &Facts<'_>) -> CheckVerdict {
     let registry = facts.specs();
     if registry.files().is_empty() {
         return skip("there is no CDI spec");
@@ -120,7 +120,7 @@ pub(super) fn usable(facts: &Facts<'_>) -> Verdict {
         wrong.push(format!("{one} and {other} both define {}", names.join(", ")));
     }
     if wrong.is_empty() {
-        let usable = registry.files().iter().filter_map(Found::usable).count();
+        let usable = registry.files().iter().filter_map(FoundSpec::usable).count();
         return Ok(format!("{} with {}", count(usable, "spec"), count(devices.len(), "device")));
     }
     problem(

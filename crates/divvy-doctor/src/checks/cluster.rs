@@ -7,8 +7,8 @@ use divvy_model::{Gpu, Inventory, Vendor, WholeKind, parse_quantity};
 
 use super::objects;
 use super::objects::{listed, listed_or_this_machine, some, some_lines};
-use crate::check::{Severity, Stop, Verdict, count, milder, problem, skip};
-use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Texts, Toleration};
+use crate::check::{CheckStop, CheckVerdict, Severity, count, milder, problem, skip};
+use crate::facts::cluster::{CheckedNode, CheckedPodSpec, ClusterFacts, DaemonSet, Taint, Texts, Toleration};
 use crate::facts::{Facts, version_at_least};
 use crate::gpu_resource::is_gpu;
 
@@ -28,19 +28,19 @@ fn amount(resources: &Texts, name: &str) -> u64 {
 }
 
 /// Report whether a node has a resource, even if nothing of it is allocatable now.
-pub(super) fn offers(node: &Node, resource: &str) -> bool {
+pub(super) fn offers(node: &CheckedNode, resource: &str) -> bool {
     amount(&node.status.capacity, resource) > 0 || amount(&node.status.allocatable, resource) > 0
 }
 
-fn name(node: &Node) -> &str {
+fn name(node: &CheckedNode) -> &str {
     &node.metadata.name
 }
 
 /// Judge check K01.
-pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
+pub(super) fn versions(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes"])?;
-    let of = |node: &Node| format!("{} ({})", node.metadata.name, node.status.node_info.kubelet_version);
-    let (silent, known): (Vec<&Node>, Vec<&Node>) = cluster
+    let of = |node: &CheckedNode| format!("{} ({})", node.metadata.name, node.status.node_info.kubelet_version);
+    let (silent, known): (Vec<&CheckedNode>, Vec<&CheckedNode>) = cluster
         .nodes
         .iter()
         .partition(|node| node.status.node_info.kubelet_version.is_empty());
@@ -82,7 +82,7 @@ pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Return the DaemonSets that run a device plugin for GPUs, including Divvy's.
-fn plugins(cluster: &Cluster) -> impl Iterator<Item = &DaemonSet> {
+fn plugins(cluster: &ClusterFacts) -> impl Iterator<Item = &DaemonSet> {
     cluster.daemon_sets.iter().filter(|set| is_divvys(set) || is_foreign(set))
 }
 
@@ -124,20 +124,20 @@ fn without(foreign: &[&DaemonSet]) -> String {
 }
 
 /// Return the GPUs and MIG devices whose memory Divvy's agent shares on a node, or `None` if the node has no readable inventory.
-fn shared_gpus(node: &Node) -> Option<Vec<Gpu>> {
+fn shared_gpus(node: &CheckedNode) -> Option<Vec<Gpu>> {
     let mut gpus = Inventory::parse(node.metadata.annotations.get(INVENTORY)?).ok()?.gpus;
     gpus.retain(Gpu::is_shared);
     Some(gpus)
 }
 
 /// Report whether Divvy's agent offers the node's shared GPUs as a whole as well, as [`WHOLE_GPU`].
-fn offers_whole(node: &Node) -> bool {
+fn offers_whole(node: &CheckedNode) -> bool {
     shared_gpus(node).is_some_and(|gpus| gpus.iter().any(|gpu| gpu.whole == Some(Vendor::Nvidia.into())))
 }
 
 /// Return the resources through which another plugin offers the GPUs that a node shares. NVIDIA's plugin appends `.shared` to the name of a
 /// resource of which each device stands for a part of a GPU (`renameByDefault`); Divvy never does.
-fn of_another_plugin(node: &Node) -> Vec<&str> {
+fn of_another_plugin(node: &CheckedNode) -> Vec<&str> {
     let allocatable = &node.status.allocatable;
     if amount(allocatable, GPU_MEM) == 0 {
         return Vec::new();
@@ -161,7 +161,7 @@ fn of_another_plugin(node: &Node) -> Vec<&str> {
 }
 
 /// Judge check K04.
-pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
+pub(super) fn one_plugin(facts: &Facts<'_>) -> CheckVerdict {
     let why = "two device plugins offer the same GPUs, so pods take each other's GPU memory";
     if let Some(cluster) = listed_or_this_machine(facts, &["nodes", "daemonsets"])? {
         let nodes = cluster.nodes.iter().map(|node| (name(node), of_another_plugin(node)));
@@ -218,7 +218,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             _ => Ok("no node offers the resources of two plugins".to_owned()),
         };
     }
-    let kubelet = facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))?;
+    let kubelet = facts.kubelet().ok_or_else(|| CheckStop::Skip("no kubelet here".to_owned()))?;
     let directory = format!("{}/device-plugins", kubelet.dir);
     let dead = |path: &str| {
         let sockets = facts.sockets.answer().map_or(&[][..], Vec::as_slice);
@@ -241,7 +241,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K05.
-pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
+pub(super) fn leftovers(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes"])?;
     let mut found = Vec::new();
     let mut fix = None;
@@ -269,7 +269,7 @@ pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Return the command that removes a resource from a node's status.
-fn forget(node: &Node, resource: &str) -> String {
+fn forget(node: &CheckedNode, resource: &str) -> String {
     format!(
         "kubectl patch node {} --subresource=status --type=json -p '[{{\"op\":\"remove\",\"path\":\"/status/capacity/{}\"}}]'",
         node.metadata.name,
@@ -277,7 +277,7 @@ fn forget(node: &Node, resource: &str) -> String {
     )
 }
 
-fn has_labels(node: &Node, selector: &Texts) -> bool {
+fn has_labels(node: &CheckedNode, selector: &Texts) -> bool {
     selector
         .iter()
         .all(|(key, value)| node.metadata.labels.get(key) == Some(value))
@@ -290,7 +290,7 @@ fn written(selector: &Texts) -> String {
 
 /// Return the evidence that the node once had an agent: a resource of shared memory (its amount is 0 once the agent is gone), an
 /// inventory, or a pod with an allocation.
-fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String> {
+fn had_an_agent(node: &CheckedNode, with_allocations: &BTreeSet<&str>) -> Option<String> {
     let capacity = &node.status.capacity;
     let resource = [GPU_MEM, GPU_COUNT]
         .into_iter()
@@ -308,7 +308,7 @@ fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String
 }
 
 /// Judge check K19.
-pub(super) fn libraries(facts: &Facts<'_>) -> Verdict {
+pub(super) fn libraries(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes"])?;
     let mut looked = 0;
     let mut unreadable: Vec<&str> = Vec::new();
@@ -343,7 +343,7 @@ pub(super) fn libraries(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K07.
-pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
+pub(super) fn labels(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes", "daemonsets", "pods"])?;
     let mut looked = 0;
     let mut anywhere: Vec<String> = Vec::new();
@@ -380,7 +380,7 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
         .filter(objects::lives)
         .filter_map(|pod| pod.spec.node_name.as_deref())
         .collect();
-    let mut lost: Vec<(String, String, &Node)> = Vec::new();
+    let mut lost: Vec<(String, String, &CheckedNode)> = Vec::new();
     for node in &cluster.nodes {
         let selected = agents
             .iter()
@@ -441,7 +441,7 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K08.
-pub(super) fn extender_node(facts: &Facts<'_>) -> Verdict {
+pub(super) fn extender_node(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
     let mut looked = 0;
     for pod in &cluster.pods {
@@ -487,7 +487,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 
 /// Return the first taint of a node that a pod with this spec does not tolerate. Taints of the node controller
 /// (`node.kubernetes.io/…`) are ignored, because they are temporary.
-fn in_the_way<'n>(node: &'n Node, spec: &PodSpec) -> Option<&'n Taint> {
+fn in_the_way<'n>(node: &'n CheckedNode, spec: &CheckedPodSpec) -> Option<&'n Taint> {
     node.spec.taints.iter().find(|taint| {
         taint.effect != "PreferNoSchedule"
             && !taint.key.starts_with("node.kubernetes.io/")
@@ -512,7 +512,7 @@ fn toleration(taint: &Taint) -> String {
 
 /// Report whether a DaemonSet is intended to run on a node. If it selects every node, it is not intended for control planes, and
 /// therefore needs no toleration for them.
-fn is_meant(set: &DaemonSet, node: &Node) -> bool {
+fn is_meant(set: &DaemonSet, node: &CheckedNode) -> bool {
     let selector = &set.spec.template.spec.node_selector;
     let is_chosen = selector.keys().any(|key| !key.starts_with("kubernetes.io/"));
     let is_control_plane = node
@@ -524,7 +524,7 @@ fn is_meant(set: &DaemonSet, node: &Node) -> bool {
 }
 
 /// Judge check K09.
-pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
+pub(super) fn taints(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes", "daemonsets", "pods"])?;
     for set in plugins(cluster) {
         let spec = &set.spec.template.spec;
@@ -551,7 +551,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
         resources.any(|name| is_gpu(name) && offers(node, name))
     });
     let with_gpus = with_gpus.count();
-    let tainted: Vec<&Node> = cluster.nodes.iter().filter(|node| !node.spec.taints.is_empty()).collect();
+    let tainted: Vec<&CheckedNode> = cluster.nodes.iter().filter(|node| !node.spec.taints.is_empty()).collect();
     let mut waiting = 0;
     let (mut barred, mut taints) = (Vec::new(), Vec::new());
     let mut nowhere = false;
@@ -562,7 +562,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
         }
         waiting += 1;
         // Report whether a node has as much of each resource as a container of the pod requests, and the labels that the pod selects.
-        let fits = |node: &Node| {
+        let fits = |node: &CheckedNode| {
             let amount = |text: &str| parse_quantity(text).unwrap_or(0);
             let has = |name: &str| node.status.allocatable.get(name).map_or(0, amount);
             let mut limits = pod
@@ -573,7 +573,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
                 && limits.all(|(name, wanted)| !is_gpu(name) || has(name) >= amount(wanted).max(1))
         };
         let in_way = tainted.iter().filter_map(|node| Some((*node, in_the_way(node, &pod.spec)?)));
-        let ways: Vec<(&Node, &Taint)> = in_way.filter(|(node, _)| fits(node)).collect();
+        let ways: Vec<(&CheckedNode, &Taint)> = in_way.filter(|(node, _)| fits(node)).collect();
         if ways.is_empty() {
             continue;
         }
@@ -581,7 +581,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             .iter()
             .map(|(node, taint)| format!("{} ({})", name(node), shown(taint)))
             .collect();
-        let is_open = |node: &Node| in_the_way(node, &pod.spec).is_none() && fits(node);
+        let is_open = |node: &CheckedNode| in_the_way(node, &pod.spec).is_none() && fits(node);
         let pod = objects::full_name(pod);
         if cluster.nodes.iter().any(is_open) {
             barred.push(format!("pod {pod} waits and does not tolerate the taint of {}", some(&each)));

@@ -2,11 +2,11 @@
 
 use divvy_engines::docker;
 
-use crate::check::{Severity, Verdict, blind, milder, problem, skip};
-use crate::facts::{Asked, Facts, Kind, for_gpus, version_at_least};
+use crate::check::{CheckVerdict, Severity, blind, milder, problem, skip};
+use crate::facts::{Asked, EngineKind, Facts, for_gpus, version_at_least};
 
 /// Judge check R06.
-pub(super) fn version(facts: &Facts<'_>) -> Verdict {
+pub(super) fn version(facts: &Facts<'_>) -> CheckVerdict {
     let docker = match &facts.docker {
         Asked::Answer(docker) => docker,
         Asked::Failed(reason) | Asked::Blocked(reason) => return blind(reason.clone()),
@@ -38,7 +38,7 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R07.
-pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
+pub(super) fn runtime(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     let running = facts.docker.answer();
     if running.is_none() && !facts.exists(docker::CONFIG) && facts.program(&["dockerd"]).is_none() {
@@ -98,7 +98,7 @@ pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
             );
         }
     }
-    let of_pods = facts.engine().is_ok_and(|engine| engine.kind == Kind::Docker);
+    let of_pods = facts.engine().is_ok_and(|engine| engine.kind == EngineKind::Docker);
     let is_default = configured
         .default_runtime
         .as_deref()

@@ -4,11 +4,11 @@ use divvy_model::Vendor;
 
 use super::vendor_part::addresses;
 use super::vendors;
-use crate::check::{Verdict, count, problem};
+use crate::check::{CheckVerdict, count, problem};
 use crate::facts::{Facts, PciGpu};
 
 /// Judge check D01.
-pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
+pub(super) fn on_the_bus(facts: &Facts<'_>) -> CheckVerdict {
     if facts.wsl() {
         return Ok("WSL: the GPU of Windows is /dev/dxg".to_owned());
     }
@@ -38,7 +38,7 @@ pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D02.
-pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
+pub(super) fn loaded(facts: &Facts<'_>) -> CheckVerdict {
     facts.any_gpu()?;
     if facts.wsl() {
         return Ok("WSL: the driver is part of Windows".to_owned());

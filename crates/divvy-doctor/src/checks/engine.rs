@@ -4,13 +4,13 @@ use divvy_engines::{Configuration, containerd, crio, docker};
 
 use super::objects;
 use super::objects::{listed, some};
-use crate::check::{Repair, Severity, Stop, Verdict, blind, milder, problem, repaired_by, skip};
-use crate::facts::{Asked, Engine, Facts, Kind, NEWEST, for_gpus};
+use crate::check::{CheckStop, CheckVerdict, Repair, Severity, blind, milder, problem, repaired_by, skip};
+use crate::facts::{Asked, EngineFacts, EngineKind, Facts, NEWEST, for_gpus};
 
 const NOT_CONFIGURED: &str =
     "pods with this runtime are not created: \"no runtime for \\\"nvidia\\\" is configured\", FailedCreatePodSandBox";
 
-fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
+fn pods(facts: &Facts<'_>) -> Result<(EngineFacts, Configuration), CheckStop> {
     let engine = facts.engine()?;
     let configuration = facts.configuration(&engine)?;
     Ok((engine, configuration))
@@ -19,13 +19,13 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
 /// Report whether this engine has CDI enabled.
 ///
 /// # Errors
-/// Returns [`Stop::Blind`] if the configuration does not say so and the version is unknown. By default, CDI is enabled in
+/// Returns [`CheckStop::Blind`] if the configuration does not say so and the version is unknown. By default, CDI is enabled in
 /// containerd 2 and disabled in containerd 1.7.
-fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
+fn does_cdi(facts: &Facts<'_>, engine: &EngineFacts, configuration: &Configuration) -> Result<bool, CheckStop> {
     match engine.kind {
-        Kind::Crio => return Ok(true),
-        Kind::Docker => return Ok(false),
-        Kind::Containerd => {}
+        EngineKind::Crio => return Ok(true),
+        EngineKind::Docker => return Ok(false),
+        EngineKind::Containerd => {}
     }
     if let Some(told) = configuration.cdi {
         return Ok(told);
@@ -49,7 +49,7 @@ fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -
 }
 
 /// Judge check R05.
-pub(super) fn which(facts: &Facts<'_>) -> Verdict {
+pub(super) fn which(facts: &Facts<'_>) -> CheckVerdict {
     let Some(kubelet) = facts.kubelet() else {
         return skip("no kubelet here");
     };
@@ -62,7 +62,7 @@ pub(super) fn which(facts: &Facts<'_>) -> Verdict {
     let others: Vec<String> = facts
         .engines()
         .into_iter()
-        .filter(|other| other.file != engine.file && other.kind != Kind::Docker)
+        .filter(|other| other.file != engine.file && other.kind != EngineKind::Docker)
         .map(|other| other.file)
         .collect();
     if others.is_empty() {
@@ -76,9 +76,9 @@ pub(super) fn which(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R08.
-pub(super) fn version(facts: &Facts<'_>) -> Verdict {
+pub(super) fn version(facts: &Facts<'_>) -> CheckVerdict {
     let engine = facts.engine()?;
-    if engine.kind != Kind::Containerd {
+    if engine.kind != EngineKind::Containerd {
         return skip("pods do not run on containerd");
     }
     if let Asked::Failed(reason) = &facts.containerd {
@@ -120,7 +120,7 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
             Ok(configuration) => unused(&engine, release, &configuration),
             Err(error) => refused(facts, &engine, &error),
         };
-        if let Err(Stop::Problem(finding)) = verdict {
+        if let Err(CheckStop::Problem(finding)) = verdict {
             let found = format!(
                 "{}; the version of containerd is unknown here, and containerd --version prints it",
                 finding.found
@@ -140,7 +140,7 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Describe the sections that this release does not use.
-fn unused(engine: &Engine, release: containerd::Release, configuration: &Configuration) -> Verdict {
+fn unused(engine: &EngineFacts, release: containerd::ContainerdRelease, configuration: &Configuration) -> CheckVerdict {
     let sentences = configuration.ignored.iter().map(|ignored| {
         let says = match ignored.version {
             0 => "has no version, which means version 1,".to_owned(),
@@ -165,7 +165,7 @@ fn unused(engine: &Engine, release: containerd::Release, configuration: &Configu
 }
 
 /// Describe why containerd does not start with its files.
-fn refused(facts: &Facts<'_>, engine: &Engine, error: &divvy_engines::Error) -> Verdict {
+fn refused(facts: &Facts<'_>, engine: &EngineFacts, error: &divvy_engines::Error) -> CheckVerdict {
     let why = "with this file, containerd does not start, or starts without its CRI plugin, and the node is NotReady";
     let (found, file, change) = match error {
         divvy_engines::Error::Version { path, .. } => (
@@ -193,7 +193,7 @@ fn refused(facts: &Facts<'_>, engine: &Engine, error: &divvy_engines::Error) -> 
 }
 
 /// Return the table that a template of k3s or rke2 defines twice. A template with conditions is not judged: only one of two tables may be used.
-fn template_found(facts: &Facts<'_>, engine: &Engine) -> Option<String> {
+fn template_found(facts: &Facts<'_>, engine: &EngineFacts) -> Option<String> {
     let template = facts.text(&engine.edited).filter(|_| engine.edited.ends_with(".tmpl"))?;
     let actions = template.lines().filter(|line| line.contains("{{"));
     if actions.clone().any(|line| !line.contains("template \"base\"")) {
@@ -206,7 +206,7 @@ fn template_found(facts: &Facts<'_>, engine: &Engine) -> Option<String> {
 }
 
 /// Judge check R09.
-pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
+pub(super) fn handler(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     let (engine, configuration) = pods(facts)?;
     let runtimes = for_gpus(&configuration);
@@ -261,11 +261,11 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Return the file next to those of the engine that has a runtime for GPUs and that nothing reads, and how it is made to count.
-fn unread(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Option<(String, String)> {
+fn unread(facts: &Facts<'_>, engine: &EngineFacts, configuration: &Configuration) -> Option<(String, String)> {
     // What containerd prints does not name the files that it has read.
     let on_disk = containerd::effective(&facts.root, &engine.file, facts.containerd_version(engine).unwrap_or(NEWEST));
     let read = match (engine.kind, on_disk) {
-        (Kind::Containerd, Ok(on_disk)) => on_disk.files,
+        (EngineKind::Containerd, Ok(on_disk)) => on_disk.files,
         _ => configuration.files.clone(),
     };
     let directory = engine.file.rsplit_once('/').map_or("", |(directory, _)| directory);
@@ -303,7 +303,7 @@ fn unread(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> 
                     "move its tables to config.toml.tmpl, with the names of version 2".to_owned()
                 }
                 (_, true) => "move its tables to config-v3.toml.tmpl, with the names of version 3".to_owned(),
-                (Kind::Containerd, _) => engine.by_hand(&format!("add imports = [\"{directory}/*.toml\"]")),
+                (EngineKind::Containerd, _) => engine.by_hand(&format!("add imports = [\"{directory}/*.toml\"]")),
                 _ => format!("move it to {}", crio::drop_ins(&engine.file)),
             };
             return Some((
@@ -322,7 +322,7 @@ fn is_of_other_version(name: &str, configuration: &Configuration) -> bool {
 }
 
 /// Judge check R10.
-pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
+pub(super) fn reached(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     let (engine, configuration) = pods(facts)?;
     let runtimes = for_gpus(&configuration);
@@ -381,18 +381,18 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R11.
-pub(super) fn default(facts: &Facts<'_>) -> Verdict {
+pub(super) fn default(facts: &Facts<'_>) -> CheckVerdict {
     let (engine, configuration) = pods(facts)?;
     let default = configuration.default_runtime.as_deref().unwrap_or(match engine.kind {
-        Kind::Crio => "crun",
-        Kind::Containerd | Kind::Docker => "runc",
+        EngineKind::Crio => "crun",
+        EngineKind::Containerd | EngineKind::Docker => "runc",
     });
     // The runtimes that an engine has without any configuration. For containerd there are none if its dumped configuration is
     // known, because that lists all runtimes.
-    let asked = engine.kind == Kind::Containerd && facts.containerd.answer().is_some();
+    let asked = engine.kind == EngineKind::Containerd && facts.containerd.answer().is_some();
     let built_in = match engine.kind {
-        Kind::Crio => ["crun", "runc"].contains(&default),
-        Kind::Containerd | Kind::Docker => default == "runc" && !asked,
+        EngineKind::Crio => ["crun", "runc"].contains(&default),
+        EngineKind::Containerd | EngineKind::Docker => default == "runc" && !asked,
     };
     if configuration.runtimes.contains_key(default) || built_in {
         return Ok(default.to_owned());
@@ -419,9 +419,9 @@ const CRI: [&str; 4] = [
 ];
 
 /// Judge check R12.
-pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
+pub(super) fn enabled(facts: &Facts<'_>) -> CheckVerdict {
     let (engine, configuration) = pods(facts)?;
-    if engine.kind != Kind::Containerd {
+    if engine.kind != EngineKind::Containerd {
         return skip("pods do not run on containerd");
     }
     let mut files = configuration.files.clone();
@@ -458,16 +458,16 @@ pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R13.
-pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
+pub(super) fn cgroups(facts: &Facts<'_>) -> CheckVerdict {
     let (engine, configuration) = pods(facts)?;
     let wanted = facts.kubelet().and_then(|kubelet| kubelet.cgroup_driver);
     let word = |systemd: bool| if systemd { "systemd" } else { "cgroupfs" };
     let mut of: Vec<(String, &str)> = match engine.kind {
-        Kind::Crio => vec![(
+        EngineKind::Crio => vec![(
             engine.name.to_owned(),
             configuration.cgroup_driver.as_deref().unwrap_or("systemd"),
         )],
-        Kind::Containerd | Kind::Docker => {
+        EngineKind::Containerd | EngineKind::Docker => {
             let gpus: Vec<&String> = for_gpus(&configuration).into_iter().map(|(name, _)| name).collect();
             let runtimes = configuration.runtimes.iter();
             runtimes
@@ -485,8 +485,8 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
     of.retain(|(_, driver)| *driver != wanted);
     if of.is_empty() {
         let others: Vec<&str> = match engine.kind {
-            Kind::Crio => Vec::new(),
-            Kind::Containerd | Kind::Docker => {
+            EngineKind::Crio => Vec::new(),
+            EngineKind::Containerd | EngineKind::Docker => {
                 let names = configuration.runtimes.keys().map(String::as_str);
                 names.filter(|name| !all.iter().any(|known| known == name)).collect()
             }
@@ -516,7 +516,7 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R14.
-pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
+pub(super) fn runtime_class(facts: &Facts<'_>) -> CheckVerdict {
     if let Asked::Absent(_) | Asked::Not(_) = &facts.cluster {
         return skip("RuntimeClasses are read from the API server: add --cluster");
     }
@@ -582,7 +582,7 @@ pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R15.
-pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
+pub(super) fn cdi(facts: &Facts<'_>) -> CheckVerdict {
     facts.any_gpu()?;
     let engine = facts.engine()?;
     let configuration = facts.configuration(&engine)?;
@@ -641,9 +641,9 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R16.
-pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
-    let mut engines: Vec<Engine> = facts.engine().into_iter().collect();
-    engines.extend(facts.engines().into_iter().filter(|engine| engine.kind == Kind::Docker));
+pub(super) fn restarted(facts: &Facts<'_>) -> CheckVerdict {
+    let mut engines: Vec<EngineFacts> = facts.engine().into_iter().collect();
+    engines.extend(facts.engines().into_iter().filter(|engine| engine.kind == EngineKind::Docker));
     engines.dedup();
     let (mut looked, mut unknown) = (Vec::new(), Vec::new());
     for engine in &engines {
@@ -654,9 +654,9 @@ pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
         };
         // Read the files on disk: the dumped configuration is that of the running process.
         let read = match engine.kind {
-            Kind::Containerd => containerd::read(&facts.root, &engine.file, containerd::Merge::Keys),
-            Kind::Crio => crio::read(&facts.root, &engine.file),
-            Kind::Docker => docker::read(&facts.root, &engine.file),
+            EngineKind::Containerd => containerd::read(&facts.root, &engine.file, containerd::Merge::Keys),
+            EngineKind::Crio => crio::read(&facts.root, &engine.file),
+            EngineKind::Docker => docker::read(&facts.root, &engine.file),
         };
         // R07 and R08 report a file that cannot be parsed. Its modification time still counts here.
         let files = read.map_or_else(|_| vec![engine.file.clone()], |all| all.files);

@@ -3,7 +3,7 @@
 use divvy_model::Vendor;
 
 use super::vendor_part::{VendorChecks, addresses};
-use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use crate::check::{CheckStop, CheckVerdict, Severity, milder, problem, skip};
 use crate::facts::Facts;
 
 pub(super) const PART: VendorChecks = VendorChecks {
@@ -12,7 +12,7 @@ pub(super) const PART: VendorChecks = VendorChecks {
     nodes: |_| None,
 };
 
-fn modules(facts: &Facts<'_>) -> Result<Vec<String>, Stop> {
+fn modules(facts: &Facts<'_>) -> Result<Vec<String>, CheckStop> {
     let modules = ["i915", "xe"].into_iter();
     let loaded: Vec<String> = modules
         .filter(|module| facts.exists(&format!("/sys/module/{module}")))
@@ -29,7 +29,7 @@ fn modules(facts: &Facts<'_>) -> Result<Vec<String>, Stop> {
 }
 
 /// Judge check D17.
-pub(super) fn nodes(facts: &Facts<'_>) -> Verdict {
+pub(super) fn nodes(facts: &Facts<'_>) -> CheckVerdict {
     let gpus = facts.gpus_of(Vendor::Intel);
     if gpus.is_empty() {
         return skip("no Intel GPU here");

@@ -6,10 +6,10 @@ use divvy_model::parse_quantity;
 use serde::Deserialize;
 
 use super::objects::{listed_or_this_machine, some};
-use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
-use crate::facts::cluster::Cluster;
-use crate::facts::programs::{Outcome, Socket};
-use crate::facts::{Asked, Facts, Kubelet};
+use crate::check::{CheckStop, CheckVerdict, Severity, blind, count, milder, problem, skip};
+use crate::facts::cluster::ClusterFacts;
+use crate::facts::programs::{RuntimeOutcome, Socket};
+use crate::facts::{Asked, Facts, KubeletSettings};
 use crate::gpu_resource::is_gpu;
 
 /// The largest ListAndWatch message that a kubelet accepts, in bytes (gRPC's default).
@@ -18,8 +18,8 @@ const LARGEST_MESSAGE: u64 = 4 * 1024 * 1024;
 /// agree on this value.
 const TENTHS_PER_ID: u64 = 609;
 
-fn kubelet(facts: &Facts<'_>) -> Result<Kubelet, Stop> {
-    facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))
+fn kubelet(facts: &Facts<'_>) -> Result<KubeletSettings, CheckStop> {
+    facts.kubelet().ok_or_else(|| CheckStop::Skip("no kubelet here".to_owned()))
 }
 
 /// The suffix for a socket that exists, but to which no connection was tried.
@@ -31,7 +31,7 @@ fn tried<'f>(facts: &'f Facts<'_>, path: &str) -> Option<&'f Socket> {
 }
 
 /// Judge check K02.
-pub(super) fn socket(facts: &Facts<'_>) -> Verdict {
+pub(super) fn socket(facts: &Facts<'_>) -> CheckVerdict {
     let kubelet = kubelet(facts)?;
     let path = format!("{}/device-plugins/kubelet.sock", kubelet.dir);
     let why = "device plugins cannot register, and the node offers no GPU: \"kubelet.sock: connect: no such file or directory\"";
@@ -57,23 +57,23 @@ pub(super) fn socket(facts: &Facts<'_>) -> Verdict {
 /// The part of the kubelet's checkpoint that lists the registered devices.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-struct Checkpoint {
-    data: Data,
+struct CheckpointPart {
+    data: CheckpointDevices,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-struct Data {
+struct CheckpointDevices {
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
 /// Return the number of devices by resource from the kubelet's checkpoint, or `None` if there is no checkpoint.
-fn registered(facts: &Facts<'_>, kubelet: &Kubelet) -> Result<Option<BTreeMap<String, usize>>, Stop> {
+fn registered(facts: &Facts<'_>, kubelet: &KubeletSettings) -> Result<Option<BTreeMap<String, usize>>, CheckStop> {
     let path = format!("{}/device-plugins/kubelet_internal_checkpoint", kubelet.dir);
     let Some(bytes) = facts.root.read(&path, 16 << 20) else {
         return Ok(None);
     };
-    let checkpoint: Checkpoint = match serde_json::from_slice(&bytes) {
+    let checkpoint: CheckpointPart = match serde_json::from_slice(&bytes) {
         Ok(checkpoint) => checkpoint,
         Err(error) => return blind(format!("{path} is not a kubelet checkpoint: {error}")),
     };
@@ -83,7 +83,7 @@ fn registered(facts: &Facts<'_>, kubelet: &Kubelet) -> Result<Option<BTreeMap<St
 }
 
 /// Judge check K03.
-pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
+pub(super) fn plugin(facts: &Facts<'_>) -> CheckVerdict {
     if let Some(cluster) = listed_or_this_machine(facts, &["nodes"])? {
         return offered(cluster);
     }
@@ -128,7 +128,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K03 by the capacities in the Node objects.
-fn offered(cluster: &Cluster) -> Verdict {
+fn offered(cluster: &ClusterFacts) -> CheckVerdict {
     let mut good = Vec::new();
     let (mut none, mut ill) = (Vec::new(), Vec::new());
     for node in &cluster.nodes {
@@ -180,7 +180,7 @@ fn offered(cluster: &Cluster) -> Verdict {
 }
 
 /// Judge check K06.
-pub(super) fn message(facts: &Facts<'_>) -> Verdict {
+pub(super) fn message(facts: &Facts<'_>) -> CheckVerdict {
     let mut counts: Vec<(String, u64)> = Vec::new();
     let mut unreadable: Vec<&str> = Vec::new();
     if let Some(cluster) = listed_or_this_machine(facts, &["nodes"])? {
@@ -227,7 +227,7 @@ fn count_ids(number: u64) -> String {
 }
 
 /// Judge check K17.
-pub(super) fn pod_resources(facts: &Facts<'_>) -> Verdict {
+pub(super) fn pod_resources(facts: &Facts<'_>) -> CheckVerdict {
     facts.any_gpu()?;
     let kubelet = kubelet(facts)?;
     let path = format!("{}/pod-resources/kubelet.sock", kubelet.dir);
@@ -250,7 +250,7 @@ pub(super) fn pod_resources(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K18.
-pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
+pub(super) fn test_container(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     let test = match &facts.runtime_test {
         Asked::Answer(test) => test,
@@ -266,14 +266,14 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
     };
     let why = "every container that requests a GPU gets the same result";
     match &test.outcome {
-        Outcome::Devices(devices)
+        RuntimeOutcome::Devices(devices)
             if devices
                 .iter()
                 .any(|path| path.starts_with("/dev/nvidia") || path == "/dev/dxg") =>
         {
             Ok(format!("{} gives a container {}", test.program, devices.join(" ")))
         }
-        Outcome::Devices(devices) => problem(
+        RuntimeOutcome::Devices(devices) => problem(
             format!(
                 "{} gives a container that requests all GPUs {:?}",
                 test.program,
@@ -282,7 +282,7 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
             why,
             "divvy cdi list shows the CDI devices of this machine; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec",
         ),
-        Outcome::Failed(text) => problem(
+        RuntimeOutcome::Failed(text) => problem(
             format!("{} fails: {text}", test.program),
             why,
             "divvy cdi list shows the CDI devices of this machine; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec",

@@ -1,10 +1,10 @@
 //! Checks of the driver libraries.
 
-use crate::check::{Verdict, problem, skip};
+use crate::check::{CheckVerdict, problem, skip};
 use crate::facts::{Asked, DRIVER_CONTAINER, Facts};
 
 /// Judge check D07.
-pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
+pub(super) fn nvml(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     if facts.wsl() {
         let library = "/usr/lib/wsl/lib/libnvidia-ml.so.1";
@@ -67,7 +67,7 @@ pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D05.
-pub(super) fn same_version(facts: &Facts<'_>) -> Verdict {
+pub(super) fn same_version(facts: &Facts<'_>) -> CheckVerdict {
     let loaded = facts.nvidia_driver()?;
     let why = "NVML and CUDA do not work: \"Failed to initialize NVML: Driver/library version mismatch\"; running pods continue, new pods fail";
     let fix = "reboot; or, without a reboot: stop the programs that use GPUs, then rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia. \

@@ -1,11 +1,11 @@
 //! Checks of device nodes.
 
 use super::vendors;
-use crate::check::{Verdict, count, problem, skip};
+use crate::check::{CheckVerdict, count, problem, skip};
 use crate::facts::Facts;
 
 /// Judge check D09.
-pub(super) fn exists(facts: &Facts<'_>) -> Verdict {
+pub(super) fn exists(facts: &Facts<'_>) -> CheckVerdict {
     facts.any_gpu()?;
     if facts.wsl() {
         return Ok("/dev/dxg".to_owned());

@@ -5,14 +5,14 @@ use divvy_cdi::stale::majors;
 use divvy_model::Vendor;
 use divvy_model::nvidia::xid;
 
-use super::vendor_part::{DeviceNodes, Expected, VendorChecks, addresses};
-use crate::check::{Repair, Severity, Stop, Verdict, blind, count, milder, problem, repaired_by, skip};
+use super::vendor_part::{DeviceNodes, ExpectedNode, VendorChecks, addresses};
+use crate::check::{CheckStop, CheckVerdict, Repair, Severity, blind, count, milder, problem, repaired_by, skip};
 use crate::facts::programs::ProbedGpu;
 use crate::facts::{Asked, Facts, version_at_least};
 
 pub(super) const PART: VendorChecks = VendorChecks { modules, nodes };
 
-fn modules(facts: &Facts<'_>) -> Result<Vec<String>, Stop> {
+fn modules(facts: &Facts<'_>) -> Result<Vec<String>, CheckStop> {
     match facts.loaded() {
         Some(version) => Ok(vec![format!("nvidia {version}")]),
         None if facts.exists("/sys/module/nvidia") || facts.exists("/proc/driver/nvidia/version") => {
@@ -47,24 +47,24 @@ fn install(facts: &Facts<'_>) -> String {
 
 /// Return the device nodes that should exist. Their numbers come from `/proc/devices`. Major number 195 is registered for
 /// NVIDIA's GPUs, and is the default.
-fn expected(facts: &Facts<'_>) -> Vec<Expected> {
+fn expected(facts: &Facts<'_>) -> Vec<ExpectedNode> {
     let majors = majors(&facts.root);
     let frontend = ["nvidia", "nvidia-frontend"]
         .iter()
         .find_map(|name| majors.get(*name).copied())
         .unwrap_or(195);
     let dev = facts.dev();
-    let mut nodes = vec![Expected {
+    let mut nodes = vec![ExpectedNode {
         path: format!("{dev}/nvidiactl"),
         number: Some((frontend, 255)),
     }];
     for gpu in proc::gpus(facts.tree) {
-        nodes.push(Expected {
+        nodes.push(ExpectedNode {
             path: format!("{dev}/nvidia{}", gpu.minor),
             number: Some((frontend, gpu.minor)),
         });
     }
-    nodes.push(Expected {
+    nodes.push(ExpectedNode {
         path: format!("{dev}/nvidia-uvm"),
         number: majors.get("nvidia-uvm").map(|major| (*major, 0)),
     });
@@ -80,12 +80,12 @@ fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
 }
 
 /// Judge check D03.
-pub(super) fn for_plugins(facts: &Facts<'_>) -> Verdict {
+pub(super) fn for_plugins(facts: &Facts<'_>) -> CheckVerdict {
     at_least(facts, &[384, 81], "device plugins cannot initialize NVML of an older driver")
 }
 
 /// Judge check D04.
-pub(super) fn for_containers(facts: &Facts<'_>) -> Verdict {
+pub(super) fn for_containers(facts: &Facts<'_>) -> CheckVerdict {
     at_least(
         facts,
         &[418, 81, 7],
@@ -93,7 +93,7 @@ pub(super) fn for_containers(facts: &Facts<'_>) -> Verdict {
     )
 }
 
-fn at_least(facts: &Facts<'_>, least: &[u32], why: &str) -> Verdict {
+fn at_least(facts: &Facts<'_>, least: &[u32], why: &str) -> CheckVerdict {
     let version = facts.nvidia_driver()?;
     if version_at_least(&version, least) {
         Ok(version)
@@ -107,7 +107,7 @@ fn at_least(facts: &Facts<'_>, least: &[u32], why: &str) -> Verdict {
 }
 
 /// Judge check D06.
-pub(super) fn nouveau(facts: &Facts<'_>) -> Verdict {
+pub(super) fn nouveau(facts: &Facts<'_>) -> CheckVerdict {
     let mut taken = facts.gpus_of(Vendor::Nvidia);
     if taken.is_empty() {
         return skip("no NVIDIA GPU here");
@@ -131,7 +131,7 @@ pub(super) fn nouveau(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D11.
-pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
+pub(super) fn answers(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     let xids = fatal_xids(facts);
     let probed = match &facts.probe {
@@ -180,7 +180,7 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
         )),
         // The log does not say whether the GPU was reset after the XID, so this is only a warning.
         (false, false) => match fatal(&xids) {
-            Err(Stop::Problem(finding)) => Err(Stop::Milder(Severity::Warning, finding)),
+            Err(CheckStop::Problem(finding)) => Err(CheckStop::Milder(Severity::Warning, finding)),
             other => other,
         },
         (true, _) => problem(
@@ -191,7 +191,7 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-fn fatal(xids: &[String]) -> Verdict {
+fn fatal(xids: &[String]) -> CheckVerdict {
     problem(
         format!("the kernel has logged since boot: {}", xids.join("; ")),
         "after these errors a GPU cannot run new work until it is reset",
@@ -217,7 +217,7 @@ fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
 }
 
 /// Judge check D08.
-pub(super) fn capability(facts: &Facts<'_>) -> Verdict {
+pub(super) fn capability(facts: &Facts<'_>) -> CheckVerdict {
     let gpus = probed(facts)?;
     let old: Vec<String> = gpus
         .iter()
@@ -242,7 +242,7 @@ pub(super) fn capability(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D12.
-pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
+pub(super) fn compute_mode(facts: &Facts<'_>) -> CheckVerdict {
     let gpus = probed(facts)?;
     let modes: Vec<_> = gpus
         .iter()
@@ -269,7 +269,7 @@ pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D13.
-pub(super) fn persistence(facts: &Facts<'_>) -> Verdict {
+pub(super) fn persistence(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia_driver()?;
     let socket = facts.of_driver("/run/nvidia-persistenced/socket");
     if facts.exists(&socket) {
@@ -289,7 +289,7 @@ pub(super) fn persistence(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check D14.
-pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
+pub(super) fn mig(facts: &Facts<'_>) -> CheckVerdict {
     let gpus = probed(facts)?;
     let known: Vec<_> = gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.mig?))).collect();
     if known.is_empty() {
@@ -323,7 +323,7 @@ pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
     )
 }
 
-fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [ProbedGpu], Stop> {
+fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [ProbedGpu], CheckStop> {
     facts.nvidia()?;
     match &facts.probe {
         Asked::Answer(probed) => Ok(&probed.gpus),
@@ -343,7 +343,7 @@ fn left_out<'g>(gpus: impl Iterator<Item = &'g ProbedGpu>) -> String {
 }
 
 /// Judge check D10.
-pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
+pub(super) fn char_links(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia_driver()?;
     let dev = facts.dev();
     let mut missing = Vec::new();

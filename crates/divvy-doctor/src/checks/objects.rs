@@ -1,10 +1,10 @@
 //! Access to the objects of the cluster that a check needs, and lists of their names for the report.
 
-use crate::check::{Stop, blind, skip};
-use crate::facts::cluster::{Cluster, Pod};
+use crate::check::{CheckStop, blind, skip};
+use crate::facts::cluster::{CheckedPod, ClusterFacts};
 use crate::facts::{Asked, Facts};
 
-pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f Cluster, Stop> {
+pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f ClusterFacts, CheckStop> {
     match &facts.cluster {
         Asked::Answer(cluster) => Ok(cluster),
         Asked::Failed(reason) | Asked::Blocked(reason) => blind(reason.clone()),
@@ -13,7 +13,7 @@ pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f Cluster, Stop> {
 }
 
 /// Return the cluster if all of these lists could be read.
-pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f Cluster, Stop> {
+pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f ClusterFacts, CheckStop> {
     let cluster = objects(facts)?;
     cluster.listed(plurals)?;
     Ok(cluster)
@@ -21,7 +21,7 @@ pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f C
 
 /// Return the cluster if all of these lists could be read. Return `None` if a list could not be read, but this machine's files
 /// can answer instead.
-pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<Option<&'f Cluster>, Stop> {
+pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<Option<&'f ClusterFacts>, CheckStop> {
     match listed(facts, plurals) {
         Ok(cluster) => Ok(Some(cluster)),
         Err(_) if facts.node => Ok(None),
@@ -47,10 +47,10 @@ pub(super) fn some_lines(lines: &[&str]) -> String {
     shown.join("\n")
 }
 
-pub(super) fn full_name(pod: &Pod) -> String {
+pub(super) fn full_name(pod: &CheckedPod) -> String {
     format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
 }
 
-pub(super) fn lives(pod: &&Pod) -> bool {
+pub(super) fn lives(pod: &&CheckedPod) -> bool {
     !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
 }

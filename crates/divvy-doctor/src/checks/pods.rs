@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, VISIBLE_DEVICES};
 
 use super::objects::{full_name, listed, lives, some};
-use crate::check::{Verdict, count, problem};
+use crate::check::{CheckVerdict, count, problem};
 use crate::facts::Facts;
-use crate::facts::cluster::{Container, Pod};
+use crate::facts::cluster::{CheckedPod, ContainerFacts};
 use crate::gpu_resource::is_gpu;
 
 /// Substrings of image names that indicate that an image runs GPU code.
@@ -37,17 +37,17 @@ pub(super) use requests::requests;
 /// The largest number of failed pods that the suggested delete command names.
 const MOST_DELETED: usize = 30;
 
-fn asks_for(container: &Container, resource: &str) -> bool {
+fn asks_for(container: &ContainerFacts, resource: &str) -> bool {
     container.resources.limits.contains_key(resource)
 }
 
 /// Report whether a pod requests a GPU from Divvy but has no allocation.
-pub(super) fn is_unplaced(pod: &Pod) -> bool {
+pub(super) fn is_unplaced(pod: &CheckedPod) -> bool {
     let of_divvy = |resource: &&str| pod.spec.all_containers().any(|container| asks_for(container, resource));
     lives(&pod) && [GPU_MEM, GPU_COUNT].iter().any(of_divvy) && !pod.metadata.annotations.contains_key(ALLOCATION)
 }
 
-fn of_a_caretaker(pod: &Pod) -> bool {
+fn of_a_caretaker(pod: &CheckedPod) -> bool {
     CARETAKERS.contains(&pod.metadata.namespace.as_str())
 }
 
@@ -73,7 +73,7 @@ impl LeftOut {
 }
 
 /// Judge check K14.
-pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
+pub(super) fn visible_devices(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["pods"])?;
     let mut wrong = BTreeSet::new();
     let (mut granted, mut caretakers, mut unknown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
@@ -125,7 +125,7 @@ pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K15.
-pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
+pub(super) fn silent(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
     let with_gpus: BTreeSet<&str> = cluster
         .nodes
@@ -175,9 +175,9 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K16.
-pub(super) fn admission(facts: &Facts<'_>) -> Verdict {
+pub(super) fn admission(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["pods"])?;
-    let failed: Vec<&Pod> = cluster
+    let failed: Vec<&CheckedPod> = cluster
         .pods
         .iter()
         .filter(|pod| pod.status.phase == "Failed" && pod.status.reason == "UnexpectedAdmissionError")

@@ -2,14 +2,14 @@
 
 use divvy_model::names::GPU_MEM;
 
-use crate::check::{Severity, Stop, Verdict, blind, milder, problem, skip};
-use crate::facts::programs::Version;
-use crate::facts::{Asked, Facts, Scheduler, version_at_least};
+use crate::check::{CheckStop, CheckVerdict, Severity, blind, milder, problem, skip};
+use crate::facts::programs::ExtenderVersion;
+use crate::facts::{Asked, CheckedScheduler, Facts, version_at_least};
 
-fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
+fn scheduler(facts: &Facts<'_>) -> Result<CheckedScheduler, CheckStop> {
     facts
         .scheduler()
-        .ok_or_else(|| Stop::Skip("no static pod, distribution, or process runs kube-scheduler here".to_owned()))
+        .ok_or_else(|| CheckStop::Skip("no static pod, distribution, or process runs kube-scheduler here".to_owned()))
 }
 
 /// Versions of the configuration's API, each with the Kubernetes version that removed it.
@@ -21,7 +21,7 @@ const GONE: [(&str, [u32; 2]); 4] = [
 ];
 
 /// Judge check K10.
-pub(super) fn version(facts: &Facts<'_>) -> Verdict {
+pub(super) fn version(facts: &Facts<'_>) -> CheckVerdict {
     let scheduler = scheduler(facts)?;
     let version = scheduler.version.clone().unwrap_or_default();
     let shown = if version.is_empty() { "of unknown version" } else { &version };
@@ -95,7 +95,7 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check K11.
-pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
+pub(super) fn mounted(facts: &Facts<'_>) -> CheckVerdict {
     let scheduler = scheduler(facts)?;
     let Some(config) = &scheduler.config else {
         return problem(
@@ -150,7 +150,7 @@ pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge the kubeconfig that the configuration names: with `--config`, kube-scheduler uses no other.
-fn named(facts: &Facts<'_>, scheduler: &Scheduler, on_host: &str, kubeconfig: &str) -> Verdict {
+fn named(facts: &Facts<'_>, scheduler: &CheckedScheduler, on_host: &str, kubeconfig: &str) -> CheckVerdict {
     let config = scheduler.config.as_deref().unwrap_or_default();
     let found = match scheduler.host_path(kubeconfig) {
         Some((path, _)) if facts.exists(&path) => return Ok(format!("{on_host} as {config}")),
@@ -169,7 +169,7 @@ fn named(facts: &Facts<'_>, scheduler: &Scheduler, on_host: &str, kubeconfig: &s
 }
 
 /// Judge check K12.
-pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
+pub(super) fn extender(facts: &Facts<'_>) -> CheckVerdict {
     let extenders = facts.extenders();
     let ours = extenders
         .iter()
@@ -235,8 +235,8 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
     let version = match &asked.version {
-        Version::Known(version) => version,
-        Version::Unknown(reason) => {
+        ExtenderVersion::Known(version) => version,
+        ExtenderVersion::Unknown(reason) => {
             return problem(
                 format!("{} does not answer: {reason}", asked.url),
                 why,

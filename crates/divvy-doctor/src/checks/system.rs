@@ -1,10 +1,10 @@
 //! Checks of the operating system, and of the toolkit that makes drivers available in containers.
 
-use crate::check::{Severity, Verdict, milder, problem, skip};
+use crate::check::{CheckVerdict, Severity, milder, problem, skip};
 use crate::facts::{Facts, version_at_least};
 
 /// Judge check R01.
-pub(super) fn linux(facts: &Facts<'_>) -> Verdict {
+pub(super) fn linux(facts: &Facts<'_>) -> CheckVerdict {
     let release = facts.text("/proc/sys/kernel/osrelease").or_else(|| {
         let version = facts.text("/proc/version")?;
         version.split_whitespace().nth(2).map(str::to_owned)
@@ -27,7 +27,7 @@ pub(super) fn linux(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R02.
-pub(super) fn modules(facts: &Facts<'_>) -> Verdict {
+pub(super) fn modules(facts: &Facts<'_>) -> CheckVerdict {
     if facts.kubelet().is_none() {
         return skip("no kubelet here");
     }
@@ -96,7 +96,7 @@ fn toolkit(facts: &Facts<'_>) -> Option<String> {
 }
 
 /// Judge check R03.
-pub(super) fn installed(facts: &Facts<'_>) -> Verdict {
+pub(super) fn installed(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     let own = facts.program(&["divvy-runtime"]);
     let theirs = facts.program(&["nvidia-container-runtime"]);
@@ -136,7 +136,7 @@ pub(super) fn installed(facts: &Facts<'_>) -> Verdict {
 }
 
 /// Judge check R04.
-pub(super) fn cgroup_v2(facts: &Facts<'_>) -> Verdict {
+pub(super) fn cgroup_v2(facts: &Facts<'_>) -> CheckVerdict {
     facts.nvidia()?;
     if !facts.exists("/sys/fs/cgroup/cgroup.controllers") {
         return Ok("cgroup v1".to_owned());

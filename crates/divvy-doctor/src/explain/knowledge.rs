@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 
 use aho_corasick::AhoCorasick;
-use divvy_model::nvidia::xid::{self, Action};
+use divvy_model::nvidia::xid::{self, XidAction};
 use serde::{Deserialize, Serialize};
 
-use super::pattern::{Pattern, plain};
+use super::pattern::{TextPattern, plain};
 
 /// The files, by the kind of the program that writes the texts. `knowledge/README.md` says how to add an entry.
 const FILES: [(&str, &str); 9] = [
@@ -38,7 +38,7 @@ const CODES: [&str; 11] = [
 
 /// The files cannot be used. A test shows that this does not happen.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum KnowledgeError {
     /// A file is not TOML, or has an unknown key.
     #[error("{file} in Divvy's knowledge of error texts cannot be read")]
     File {
@@ -55,7 +55,7 @@ pub enum Error {
 /// What is known of a group of error texts with the same cause.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Entry {
+pub struct KnowledgeEntry {
     /// A short name, which does not change.
     pub id: String,
     /// The program that writes the texts.
@@ -95,15 +95,15 @@ pub enum General {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    entry: Vec<Entry>,
+struct KnowledgeFile {
+    entry: Vec<KnowledgeEntry>,
 }
 
 /// All entries, ready to be searched.
 #[derive(Debug)]
 pub struct Knowledge {
-    entries: Vec<Entry>,
-    patterns: Vec<Pattern>,
+    entries: Vec<KnowledgeEntry>,
+    patterns: Vec<TextPattern>,
     /// The entry of each pattern.
     of: Vec<usize>,
     /// Finds the longest literal of each pattern, for all patterns in one pass.
@@ -115,23 +115,23 @@ const LONGEST: usize = 64 * 1024;
 
 impl Knowledge {
     /// Read the embedded files.
-    pub fn load() -> Result<Knowledge, Error> {
+    pub fn load() -> Result<Knowledge, KnowledgeError> {
         let mut entries = Vec::new();
         for (file, text) in FILES {
-            let File { entry } = toml::from_str(text).map_err(|source| Error::File { file, source })?;
+            let KnowledgeFile { entry } = toml::from_str(text).map_err(|source| KnowledgeError::File { file, source })?;
             entries.extend(entry);
         }
         let (mut patterns, mut of) = (Vec::new(), Vec::new());
-        for (index, Entry { texts, codes, .. }) in entries.iter().enumerate() {
+        for (index, KnowledgeEntry { texts, codes, .. }) in entries.iter().enumerate() {
             let numbered = codes
                 .iter()
                 .flat_map(|code| CODES.map(|form| form.replace("{}", &code.to_string())));
             for text in texts.iter().cloned().chain(numbered) {
-                patterns.push(Pattern::new(&plain(&text)));
+                patterns.push(TextPattern::new(&plain(&text)));
                 of.push(index);
             }
         }
-        let literals = AhoCorasick::new(patterns.iter().map(Pattern::longest))?;
+        let literals = AhoCorasick::new(patterns.iter().map(TextPattern::longest))?;
         Ok(Knowledge {
             entries,
             patterns,
@@ -141,12 +141,12 @@ impl Knowledge {
     }
 
     /// Return all entries.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[KnowledgeEntry] {
         &self.entries
     }
 
     /// Return the entry of an id.
-    pub fn by_id(&self, id: &str) -> Option<&Entry> {
+    pub fn by_id(&self, id: &str) -> Option<&KnowledgeEntry> {
         self.entries.iter().find(|entry| entry.id == id)
     }
 
@@ -157,7 +157,7 @@ impl Knowledge {
 
     /// Return the entry for a text that has one cause. The most specific pattern decides. Only if no pattern of a certain error
     /// matches, the general answers count; of these, the one that begins last, because programs write the cause behind its effects.
-    pub(super) fn find(&self, text: &str) -> Option<Cow<'_, Entry>> {
+    pub(super) fn find(&self, text: &str) -> Option<Cow<'_, KnowledgeEntry>> {
         let text = plain(&text[..text.floor_char_boundary(LONGEST)]);
         if let Some(entry) = self.xid(&text) {
             return Some(Cow::Owned(entry));
@@ -187,17 +187,17 @@ impl Knowledge {
     }
 
     /// Return the entry for an XID: what to do, with the number and its name.
-    fn xid(&self, text: &str) -> Option<Entry> {
+    fn xid(&self, text: &str) -> Option<KnowledgeEntry> {
         let (number, rest) = xid_of(text)?;
         let entry = self.by_id(match xid::action(number, rest) {
-            Action::Ignore => "xid-ignore",
-            Action::RestartProgram => "xid-restart-program",
-            Action::CheckLinks => "xid-check-links",
-            Action::ResetGpu => "xid-reset-gpu",
-            Action::RebootNode => "xid-reboot-node",
-            Action::CheckPower => "xid-check-power",
-            Action::UpdateDriver => "xid-update-driver",
-            Action::Support => "xid-support",
+            XidAction::Ignore => "xid-ignore",
+            XidAction::RestartProgram => "xid-restart-program",
+            XidAction::CheckLinks => "xid-check-links",
+            XidAction::ResetGpu => "xid-reset-gpu",
+            XidAction::RebootNode => "xid-reboot-node",
+            XidAction::CheckPower => "xid-check-power",
+            XidAction::UpdateDriver => "xid-update-driver",
+            XidAction::Support => "xid-support",
         })?;
         let cause = rest
             .rsplit_once("caused by previous xid ")

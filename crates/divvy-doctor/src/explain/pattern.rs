@@ -40,7 +40,7 @@ enum Gap {
 
 /// A pattern: literals, each with what may stand before it.
 #[derive(Debug)]
-pub(super) struct Pattern {
+pub(super) struct TextPattern {
     parts: Vec<(Gap, String)>,
     /// Whether the pattern begins with a wildcard.
     begins_anywhere: bool,
@@ -51,9 +51,9 @@ pub(super) struct Pattern {
 /// The largest number of places at which the literals of a pattern are tried in a line, so that no line takes long.
 const PLACES: usize = 256;
 
-impl Pattern {
+impl TextPattern {
     /// Parse a pattern that [`plain`] has normalized.
-    pub(super) fn new(text: &str) -> Pattern {
+    pub(super) fn new(text: &str) -> TextPattern {
         let mut parts = Vec::new();
         let (mut gap, mut rest) = (Gap::Any, text);
         loop {
@@ -79,7 +79,7 @@ impl Pattern {
                 *literal = literal.trim_start().to_owned();
             }
         }
-        Pattern {
+        TextPattern {
             parts,
             begins_anywhere,
             ends_anywhere,
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_pattern_matches_whole_words_and_not_parts_of_paths() {
         let check = |pattern: &str, line: &str, expected: bool| {
-            let found = Pattern::new(&plain(pattern)).find(&plain(line));
+            let found = TextPattern::new(&plain(pattern)).find(&plain(line));
             assert_eq!(found.is_some(), expected, "{pattern} on {line}");
         };
         check("overlay", "mount of overlay: no such device", true);

@@ -8,16 +8,16 @@ use divvy_model::names;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::check::Stop;
+use crate::check::CheckStop;
 use crate::gpu_resource::is_gpu;
 
 /// The objects that the API server returned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterFacts {
     /// The nodes (`/api/v1/nodes`).
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<CheckedNode>,
     /// The pods of all namespaces (`/api/v1/pods`).
-    pub pods: Vec<Pod>,
+    pub pods: Vec<CheckedPod>,
     /// The DaemonSets of all namespaces (`/apis/apps/v1/daemonsets`).
     pub daemon_sets: Vec<DaemonSet>,
     /// The RuntimeClasses (`/apis/node.k8s.io/v1/runtimeclasses`).
@@ -26,12 +26,12 @@ pub struct Cluster {
     pub refused: BTreeMap<String, String>,
 }
 
-impl Cluster {
-    /// Return [`Stop::Blind`] with the reason if one of these lists could not be read.
-    pub(crate) fn listed(&self, plurals: &[&str]) -> Result<(), Stop> {
+impl ClusterFacts {
+    /// Return [`CheckStop::Blind`] with the reason if one of these lists could not be read.
+    pub(crate) fn listed(&self, plurals: &[&str]) -> Result<(), CheckStop> {
         match plurals.iter().find_map(|plural| self.refused.get(*plural)) {
             None => Ok(()),
-            Some(reason) => Err(Stop::Blind(reason.clone())),
+            Some(reason) => Err(CheckStop::Blind(reason.clone())),
         }
     }
 }
@@ -100,8 +100,8 @@ impl<N: Into<Box<str>>, T: Into<Box<str>>> FromIterator<(N, T)> for Texts {
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Texts, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
+        struct TextsVisitor;
+        impl<'de> Visitor<'de> for TextsVisitor {
             type Value = Texts;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,14 +116,14 @@ impl<'de> Deserialize<'de> for Texts {
                 Ok(texts)
             }
         }
-        deserializer.deserialize_map(Read)
+        deserializer.deserialize_map(TextsVisitor)
     }
 }
 
 /// One page of a list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Page<T> {
+pub struct ListPage<T> {
     /// The metadata, with the token of the next page.
     pub metadata: PageMeta,
     /// The objects of this page.
@@ -143,7 +143,7 @@ pub struct PageMeta {
 /// `metadata` of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Meta {
+pub struct CheckedMeta {
     /// `metadata.name`.
     pub name: String,
     /// `metadata.namespace`, empty for objects without a namespace.
@@ -159,19 +159,19 @@ pub struct Meta {
 /// A Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Node {
+pub struct CheckedNode {
     /// The node's name, labels, and annotations.
-    pub metadata: Meta,
+    pub metadata: CheckedMeta,
     /// The node's taints.
-    pub spec: NodeSpec,
+    pub spec: CheckedNodeSpec,
     /// The node's resources and versions.
-    pub status: NodeStatus,
+    pub status: CheckedNodeStatus,
 }
 
 /// `spec` of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct NodeSpec {
+pub struct CheckedNodeSpec {
     /// The taints that pods must tolerate.
     #[serde(deserialize_with = "or_default")]
     pub taints: Vec<Taint>,
@@ -192,7 +192,7 @@ pub struct Taint {
 /// `status` of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct NodeStatus {
+pub struct CheckedNodeStatus {
     /// All resources of the node, by name.
     #[serde(deserialize_with = "or_default")]
     pub capacity: Texts,
@@ -200,13 +200,13 @@ pub struct NodeStatus {
     #[serde(deserialize_with = "or_default")]
     pub allocatable: Texts,
     /// The versions of the node's software.
-    pub node_info: NodeInfo,
+    pub node_info: CheckedNodeInfo,
 }
 
 /// `status.nodeInfo` of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct NodeInfo {
+pub struct CheckedNodeInfo {
     /// The kubelet version, such as `v1.33.2+k3s1`.
     pub kubelet_version: String,
     /// The container runtime and its version, such as `containerd://2.1.3`.
@@ -216,18 +216,18 @@ pub struct NodeInfo {
 /// A Pod object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Pod {
+pub struct CheckedPod {
     /// The pod's name, namespace, labels, and annotations.
-    pub metadata: Meta,
+    pub metadata: CheckedMeta,
     /// The pod's containers and scheduling rules.
-    pub spec: PodSpec,
+    pub spec: CheckedPodSpec,
     /// The pod's phase.
-    pub status: PodStatus,
+    pub status: CheckedPodStatus,
 }
 
-impl Pod {
+impl CheckedPod {
     /// Return the pod without the fields that no check uses, to save memory: a cluster may have tens of thousands of pods.
-    pub fn slim(mut self) -> Pod {
+    pub fn slim(mut self) -> CheckedPod {
         let wants_gpu = self.spec.wants_gpu();
         let meta = &mut self.metadata;
         // Checks find Divvy's own pods by their labels.
@@ -265,9 +265,9 @@ impl Pod {
 /// The label with the name of the application to which an object belongs.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 
-impl Node {
+impl CheckedNode {
     /// Return the node without the fields that no check uses.
-    pub fn slim(mut self) -> Node {
+    pub fn slim(mut self) -> CheckedNode {
         self.metadata.annotations.keep(|name| name == names::INVENTORY);
         for resources in [&mut self.status.capacity, &mut self.status.allocatable] {
             resources.keep(is_gpu);
@@ -280,17 +280,17 @@ impl Node {
 /// `spec` of a pod, and of a DaemonSet's template.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PodSpec {
+pub struct CheckedPodSpec {
     /// The node to which the pod is bound.
     pub node_name: Option<String>,
     /// The name of the RuntimeClass.
     pub runtime_class_name: Option<String>,
     /// The containers.
     #[serde(deserialize_with = "or_default")]
-    pub containers: Vec<Container>,
+    pub containers: Vec<ContainerFacts>,
     /// The init containers, including sidecars.
     #[serde(deserialize_with = "or_default")]
-    pub init_containers: Vec<Container>,
+    pub init_containers: Vec<ContainerFacts>,
     /// The tolerations.
     #[serde(deserialize_with = "or_default")]
     pub tolerations: Vec<Toleration>,
@@ -299,9 +299,9 @@ pub struct PodSpec {
     pub node_selector: Texts,
 }
 
-impl PodSpec {
+impl CheckedPodSpec {
     /// Return all containers. Init containers come first.
-    pub(crate) fn all_containers(&self) -> impl Iterator<Item = &Container> {
+    pub(crate) fn all_containers(&self) -> impl Iterator<Item = &ContainerFacts> {
         self.init_containers.iter().chain(&self.containers)
     }
 
@@ -317,25 +317,25 @@ impl PodSpec {
 /// A container or init container of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Container {
+pub struct ContainerFacts {
     /// The name of the container.
     pub name: String,
     /// The image.
     pub image: String,
     /// The environment variables.
     #[serde(deserialize_with = "or_default")]
-    pub env: Vec<Variable>,
+    pub env: Vec<CheckedVariable>,
     /// The requests and limits.
-    pub resources: Resources,
+    pub resources: CheckedResources,
     /// The ports on which the container listens.
     #[serde(deserialize_with = "or_default")]
-    pub ports: Vec<Port>,
+    pub ports: Vec<CheckedPort>,
 }
 
 /// A port of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Port {
+pub struct CheckedPort {
     /// The port number.
     pub container_port: u16,
 }
@@ -343,7 +343,7 @@ pub struct Port {
 /// An environment variable of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Variable {
+pub struct CheckedVariable {
     /// The name of the variable.
     pub name: String,
     /// The value, if the pod contains it literally.
@@ -356,7 +356,7 @@ pub struct Variable {
 /// `resources` of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Resources {
+pub struct CheckedResources {
     /// The limits, by resource name.
     #[serde(deserialize_with = "or_default")]
     pub limits: Texts,
@@ -382,7 +382,7 @@ pub struct Toleration {
 /// `status` of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct PodStatus {
+pub struct CheckedPodStatus {
     /// The phase, such as `Running`.
     pub phase: String,
     /// The reason of a failure, such as `UnexpectedAdmissionError`.
@@ -394,7 +394,7 @@ pub struct PodStatus {
 #[serde(default)]
 pub struct DaemonSet {
     /// The DaemonSet's name, namespace, and labels.
-    pub metadata: Meta,
+    pub metadata: CheckedMeta,
     /// The template of the DaemonSet's pods.
     pub spec: DaemonSetSpec,
     /// The status, which contains the number of pods that the DaemonSet should have.
@@ -406,15 +406,15 @@ pub struct DaemonSet {
 #[serde(default)]
 pub struct DaemonSetSpec {
     /// The template of the pods.
-    pub template: Template,
+    pub template: CheckedTemplate,
 }
 
 /// The pod template of a DaemonSet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Template {
+pub struct CheckedTemplate {
     /// The PodSpec of the DaemonSet's pods.
-    pub spec: PodSpec,
+    pub spec: CheckedPodSpec,
 }
 
 /// `status` of a DaemonSet.
@@ -430,7 +430,7 @@ pub struct DaemonSetStatus {
 #[serde(default)]
 pub struct RuntimeClass {
     /// The RuntimeClass's name.
-    pub metadata: Meta,
+    pub metadata: CheckedMeta,
     /// The name of the runtime handler in the engine's configuration.
     pub handler: String,
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use divvy_engines::containerd::Merge;
-use divvy_engines::{self as engines, Configuration, Runtime, containerd, crio, docker};
+use divvy_engines::{self as engines, Configuration, OciRuntime, containerd, crio, docker};
 
 use super::{Asked, Facts};
-use crate::check::Stop;
+use crate::check::CheckStop;
 
 /// The kinds of engines, which differ in the format of their configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     /// containerd, either separate or part of a Kubernetes distribution.
     Containerd,
     /// CRI-O.
@@ -21,9 +21,9 @@ pub enum Kind {
 
 /// A container engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Engine {
+pub struct EngineFacts {
     /// The format of the configuration.
-    pub kind: Kind,
+    pub kind: EngineKind,
     /// The name for `divvy configure`. `k3s` stands for the containerd that k3s contains.
     pub name: &'static str,
     /// The systemd unit that must be restarted after a change of the configuration. `None` if no unit runs the engine.
@@ -40,7 +40,7 @@ pub struct Engine {
     pub written_by: Option<&'static str>,
 }
 
-impl Engine {
+impl EngineFacts {
     /// Return the `divvy configure` command for this engine with these flags. If the engine's file is unknown, or is not for people to edit,
     /// return a sentence without a command.
     pub(crate) fn configure(&self, flags: &str) -> String {
@@ -150,13 +150,13 @@ fn same_socket(one: &str, other: &str) -> bool {
 
 impl Facts<'_> {
     /// Describe an engine by its configuration file.
-    fn known(&self, engine: engines::Engine, file: String) -> Engine {
+    fn known(&self, engine: engines::Engine, file: String) -> EngineFacts {
         let directory = file.rsplit_once('/').map_or("", |(directory, _)| directory);
         let generated_by = |names: [&str; 2]| {
             let there = names.map(|name| format!("{directory}/{name}"));
             there.iter().find(|path| self.exists(path)).cloned()
         };
-        let target = || engine.target(&self.root, &engines::Wanted::default()).ok();
+        let target = || engine.target(&self.root, &engines::WantedFiles::default()).ok();
         let edited = match engine {
             engines::Engine::K3s | engines::Engine::Rke2 => generated_by(["config-v3.toml.tmpl", "config.toml.tmpl"])
                 .or_else(|| target().map(|target| target.written().to_owned()))
@@ -165,11 +165,11 @@ impl Facts<'_> {
             _ => None,
         };
         let owner = |(id, _): &&(&str, &str)| self.is_like(id);
-        Engine {
+        EngineFacts {
             kind: match engine {
-                engines::Engine::Docker => Kind::Docker,
-                engines::Engine::Crio => Kind::Crio,
-                _ => Kind::Containerd,
+                engines::Engine::Docker => EngineKind::Docker,
+                engines::Engine::Crio => EngineKind::Crio,
+                _ => EngineKind::Containerd,
             },
             name: engine.as_str(),
             unit: Some(engine.units().first().copied().unwrap_or(engine.as_str()).to_owned()),
@@ -182,7 +182,7 @@ impl Facts<'_> {
     }
 
     /// Describe an engine by its usual configuration file, or by the file that its systemd unit names.
-    fn usual(&self, (engine, file, _): (engines::Engine, &str, &str)) -> Engine {
+    fn usual(&self, (engine, file, _): (engines::Engine, &str, &str)) -> EngineFacts {
         let of_unit = || match engine {
             engines::Engine::Containerd | engines::Engine::Crio => self.config_of_unit(engine.as_str()),
             _ => None,
@@ -227,19 +227,19 @@ impl Facts<'_> {
     }
 
     /// Return the engines that have a configuration on this machine, in the order of [`KNOWN`].
-    pub(crate) fn engines(&self) -> Vec<Engine> {
+    pub(crate) fn engines(&self) -> Vec<EngineFacts> {
         KNOWN
             .into_iter()
             .map(|known| self.usual(known))
             .filter(|engine| {
-                let drop_ins = engine.kind == Kind::Crio && !self.root.names(&crio::drop_ins(&engine.file)).is_empty();
+                let drop_ins = engine.kind == EngineKind::Crio && !self.root.names(&crio::drop_ins(&engine.file)).is_empty();
                 self.exists(&engine.file) || drop_ins
             })
             .collect()
     }
 
     /// Return the running containerds and CRI-Os, each with the socket at which it listens, if that is known.
-    pub(crate) fn running(&self) -> Vec<(Option<String>, Engine)> {
+    pub(crate) fn running(&self) -> Vec<(Option<String>, EngineFacts)> {
         let mut running = Vec::new();
         for (name, socket) in SOCKETS {
             for (process, arguments) in self.processes(name) {
@@ -277,16 +277,16 @@ impl Facts<'_> {
 
     /// Return the engine that runs pods: the process that listens at the kubelet's endpoint, otherwise the engine whose socket the endpoint
     /// looks like, and without an endpoint the first engine that is running or configured.
-    pub fn engine(&self) -> Result<Engine, Stop> {
+    pub fn engine(&self) -> Result<EngineFacts, CheckStop> {
         let mut running = self.running();
         if let Some(endpoint) = self.kubelet().and_then(|kubelet| kubelet.endpoint) {
-            let listens = |(address, _): &&(Option<String>, Engine)| {
+            let listens = |(address, _): &&(Option<String>, EngineFacts)| {
                 address.as_ref().is_some_and(|address| same_socket(address, &endpoint))
             };
             if let Some((_, engine)) = running.iter().find(listens) {
                 return Ok(engine.clone());
             }
-            let named: Vec<Engine> = KNOWN
+            let named: Vec<EngineFacts> = KNOWN
                 .into_iter()
                 .filter(|known| endpoint.contains(known.2))
                 .map(|known| self.usual(known))
@@ -294,7 +294,8 @@ impl Facts<'_> {
             let found = named.iter().find(|engine| self.exists(&engine.file)).or(named.first());
             if let Some(found) = found {
                 let mut found = found.clone();
-                let of_that_kind = |(_, other): &&(Option<String>, Engine)| other.name == found.name && other.file != OF_DOCKER;
+                let of_that_kind =
+                    |(_, other): &&(Option<String>, EngineFacts)| other.name == found.name && other.file != OF_DOCKER;
                 match running.iter().find(of_that_kind) {
                     Some((None, engine)) => found = engine.clone(),
                     Some(_) => found.is_certain = false,
@@ -309,7 +310,7 @@ impl Facts<'_> {
             running.retain(|(_, engine)| self.exists(&engine.file));
         }
         if running.len() > 1 {
-            let usual = |(address, _): &(Option<String>, Engine)| {
+            let usual = |(address, _): &(Option<String>, EngineFacts)| {
                 let known = SOCKETS.iter().any(|(_, socket)| address.as_deref() == Some(socket));
                 !known
             };
@@ -319,14 +320,14 @@ impl Facts<'_> {
         if let Some((_, engine)) = running.into_iter().next() {
             return Ok(engine);
         }
-        let configured = self.engines().into_iter().find(|engine| engine.kind != Kind::Docker);
-        configured.ok_or_else(|| Stop::Skip("neither containerd nor CRI-O is here".to_owned()))
+        let configured = self.engines().into_iter().find(|engine| engine.kind != EngineKind::Docker);
+        configured.ok_or_else(|| CheckStop::Skip("neither containerd nor CRI-O is here".to_owned()))
     }
 
     /// Return the PID of an engine. The containerd that Docker starts with its own configuration file is ignored.
-    pub fn process_of(&self, engine: &Engine) -> Option<u32> {
+    pub fn process_of(&self, engine: &EngineFacts) -> Option<u32> {
         match engine.kind {
-            Kind::Docker => self.processes("dockerd").first().map(|(number, _)| *number),
+            EngineKind::Docker => self.processes("dockerd").first().map(|(number, _)| *number),
             _ => engine.process,
         }
     }
@@ -334,7 +335,7 @@ impl Facts<'_> {
     /// Return the release of the containerd that runs pods. The sources are, in this order: the package, the dumped configuration, and the Node
     /// objects. It is unknown which Node object describes this machine. The Node objects are therefore used only if all nodes have containerd
     /// before 2.0, or all nodes have containerd 2.0 or later; the result is then the oldest.
-    pub(crate) fn containerd_version(&self, engine: &Engine) -> Option<containerd::Release> {
+    pub(crate) fn containerd_version(&self, engine: &EngineFacts) -> Option<containerd::ContainerdRelease> {
         // Distributions such as k3s contain their own containerd, so the package does not count for them.
         let started = engine
             .process
@@ -363,7 +364,7 @@ impl Facts<'_> {
             .iter()
             .map(|node| &node.status.node_info.container_runtime_version)
             .map(|version| version.strip_prefix("containerd://").and_then(containerd::release));
-        let versions: Vec<containerd::Release> = versions.collect::<Option<_>>()?;
+        let versions: Vec<containerd::ContainerdRelease> = versions.collect::<Option<_>>()?;
         let oldest = versions.iter().min().copied()?;
         versions
             .iter()
@@ -373,20 +374,20 @@ impl Facts<'_> {
 
     /// Return the configuration of the engine: what the running engine prints, if available, and otherwise the content of its
     /// files.
-    pub(crate) fn configuration(&self, engine: &Engine) -> Result<Configuration, Stop> {
+    pub(crate) fn configuration(&self, engine: &EngineFacts) -> Result<Configuration, CheckStop> {
         let read = match (engine.kind, &self.containerd) {
-            (Kind::Containerd, Asked::Answer(dump)) => {
+            (EngineKind::Containerd, Asked::Answer(dump)) => {
                 let files = BTreeMap::from([(engine.file.clone(), dump.clone())]);
                 containerd::read(&files, &engine.file, Merge::Keys)
             }
-            (Kind::Containerd, _) => {
+            (EngineKind::Containerd, _) => {
                 containerd::effective(&self.root, &engine.file, self.containerd_version(engine).unwrap_or(NEWEST))
             }
-            (Kind::Crio, _) => crio::read(&self.root, &engine.file),
-            (Kind::Docker, _) => return Err(Stop::Skip("pods run on Docker (R07)".to_owned())),
+            (EngineKind::Crio, _) => crio::read(&self.root, &engine.file),
+            (EngineKind::Docker, _) => return Err(CheckStop::Skip("pods run on Docker (R07)".to_owned())),
         };
         read.map_err(|error| {
-            Stop::Blind(format!(
+            CheckStop::Blind(format!(
                 "the configuration of {} could not be read (R08): {}",
                 engine.name,
                 error.found()
@@ -396,7 +397,7 @@ impl Facts<'_> {
 }
 
 /// The release whose rules are used if the release is unknown: it uses the most of the files.
-pub(crate) const NEWEST: containerd::Release = (2, 3, 7);
+pub(crate) const NEWEST: containerd::ContainerdRelease = (2, 3, 7);
 
 /// Return the address of the socket in containerd's main file, up to version 3 and in version 4, or in CRI-O's.
 fn written_address(file: &toml::Table) -> Option<String> {
@@ -415,7 +416,7 @@ fn written_address(file: &toml::Table) -> Option<String> {
 }
 
 /// Report whether a runtime gives GPUs to containers. This is decided by its program, or, if it has none, by its name.
-pub(crate) fn is_for_gpus(name: &str, runtime: &Runtime) -> bool {
+pub(crate) fn is_for_gpus(name: &str, runtime: &OciRuntime) -> bool {
     match &runtime.path {
         Some(path) => {
             let program = path.rsplit('/').next().unwrap_or_default();
@@ -426,7 +427,7 @@ pub(crate) fn is_for_gpus(name: &str, runtime: &Runtime) -> bool {
 }
 
 /// Return the runtimes that give GPUs to containers.
-pub(crate) fn for_gpus(configuration: &Configuration) -> Vec<(&String, &Runtime)> {
+pub(crate) fn for_gpus(configuration: &Configuration) -> Vec<(&String, &OciRuntime)> {
     let runtimes = configuration.runtimes.iter();
     runtimes.filter(|(name, runtime)| is_for_gpus(name, runtime)).collect()
 }

@@ -1,13 +1,13 @@
 //! Facts from a machine's files.
 
 use divvy_cdi::generate::{nvidia, wsl};
-use divvy_cdi::{DIRECTORIES, Found, Registry, is_spec_file};
-use divvy_host::Kind;
+use divvy_cdi::{DIRECTORIES, FoundSpec, Registry, is_spec_file};
+use divvy_host::FileKind;
 use divvy_model::Vendor;
 
 use super::Facts;
 use super::engine::told;
-use crate::check::Stop;
+use crate::check::CheckStop;
 
 /// The mount point of a driver container's root directory (NVIDIA GPU Operator).
 pub const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
@@ -42,7 +42,7 @@ pub struct PciGpu {
 
 /// The kubelet's settings, from its command line and its configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kubelet {
+pub struct KubeletSettings {
     /// The configuration file, if one was found.
     pub file: Option<String>,
     /// The root directory (`--root-dir`).
@@ -101,26 +101,28 @@ impl Facts<'_> {
         wsl::is_there(self.tree)
     }
 
-    /// Return [`Stop::Skip`] if this machine has neither an NVIDIA GPU nor an NVIDIA driver.
-    pub(crate) fn nvidia(&self) -> Result<(), Stop> {
+    /// Return [`CheckStop::Skip`] if this machine has neither an NVIDIA GPU nor an NVIDIA driver.
+    pub(crate) fn nvidia(&self) -> Result<(), CheckStop> {
         let there = !self.gpus_of(Vendor::Nvidia).is_empty() || self.loaded().is_some() || self.wsl();
-        there.then_some(()).ok_or_else(|| Stop::Skip("no NVIDIA GPU here".to_owned()))
+        there
+            .then_some(())
+            .ok_or_else(|| CheckStop::Skip("no NVIDIA GPU here".to_owned()))
     }
 
-    /// Return the version of NVIDIA's loaded kernel module, or [`Stop::Skip`] if none is loaded.
-    pub(crate) fn nvidia_driver(&self) -> Result<String, Stop> {
+    /// Return the version of NVIDIA's loaded kernel module, or [`CheckStop::Skip`] if none is loaded.
+    pub(crate) fn nvidia_driver(&self) -> Result<String, CheckStop> {
         self.nvidia()?;
         if self.wsl() {
-            return Err(Stop::Skip("WSL: the driver is part of Windows".to_owned()));
+            return Err(CheckStop::Skip("WSL: the driver is part of Windows".to_owned()));
         }
         self.loaded()
-            .ok_or_else(|| Stop::Skip("NVIDIA's kernel module is not loaded (D02)".to_owned()))
+            .ok_or_else(|| CheckStop::Skip("NVIDIA's kernel module is not loaded (D02)".to_owned()))
     }
 
-    /// Return [`Stop::Skip`] if this machine has no GPU.
-    pub(crate) fn any_gpu(&self) -> Result<(), Stop> {
+    /// Return [`CheckStop::Skip`] if this machine has no GPU.
+    pub(crate) fn any_gpu(&self) -> Result<(), CheckStop> {
         let there = !self.pci().1.is_empty() || self.loaded().is_some() || self.wsl() || self.exists("/sys/class/kfd");
-        there.then_some(()).ok_or_else(|| Stop::Skip("no GPU here".to_owned()))
+        there.then_some(()).ok_or_else(|| CheckStop::Skip("no GPU here".to_owned()))
     }
 
     /// Return the version of NVIDIA's loaded kernel module. `None` if none is loaded.
@@ -182,7 +184,7 @@ impl Facts<'_> {
                 if is_spec_file(&name) && self.root.file(&path).is_some() {
                     let text = self.root.read(&path, LARGEST_SPEC).ok_or("it cannot be read");
                     let text = text.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not text"));
-                    found.push(Found::of(path, priority, text.map_err(std::io::Error::other)));
+                    found.push(FoundSpec::of(path, priority, text.map_err(std::io::Error::other)));
                 }
             }
         }
@@ -195,7 +197,7 @@ impl Facts<'_> {
         registry
             .files()
             .iter()
-            .filter_map(Found::usable)
+            .filter_map(FoundSpec::usable)
             .any(|spec| spec.kind.starts_with(vendor) && spec.kind.ends_with("/gpu"))
     }
 
@@ -290,7 +292,7 @@ impl Facts<'_> {
 
     /// Return the kubelet's settings. Its command line has precedence over its configuration file. `None` if there is no sign of
     /// a kubelet.
-    pub fn kubelet(&self) -> Option<Kubelet> {
+    pub fn kubelet(&self) -> Option<KubeletSettings> {
         const FILES: [&str; 3] = [
             "/var/lib/kubelet/config.yaml",
             "/etc/kubernetes/kubelet/kubelet-config.json",
@@ -316,7 +318,7 @@ impl Facts<'_> {
             .unwrap_or_default();
         let setting = |name: &str| settings.get(name).and_then(|value| value.as_str()).map(str::to_owned);
         let endpoint = flag("container-runtime-endpoint").or_else(|| setting("containerRuntimeEndpoint"));
-        Some(Kubelet {
+        Some(KubeletSettings {
             dir: dir.unwrap_or_else(|| "/var/lib/kubelet".to_owned()),
             endpoint: endpoint
                 .map(|endpoint| endpoint.trim_start_matches("unix://").to_owned())
@@ -329,7 +331,7 @@ impl Facts<'_> {
 
     /// Report whether a path leads to a file. Links are followed.
     pub(crate) fn is_program(&self, path: &str) -> bool {
-        self.root.resolve(path).is_some_and(|(_, entry)| entry.kind == Kind::File)
+        self.root.resolve(path).is_some_and(|(_, entry)| entry.kind == FileKind::File)
     }
 
     /// Return the path of the first of these programs that exists in one of the usual directories.

@@ -8,42 +8,42 @@ use serde::de::IgnoredAny;
 
 /// What NVIDIA's driver reports: the part of the output of `divvy-probe --once` that checks use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "Output")]
+#[serde(from = "ProbeOutput")]
 pub struct Probed {
     /// The driver version that NVML reports.
     pub driver: String,
     /// The GPUs, in the order of NVML's indices.
     pub gpus: Vec<ProbedGpu>,
     /// The devices whose UUID could not be read.
-    pub unreadable: Vec<Unreadable>,
+    pub unreadable: Vec<UnreadableGpu>,
 }
 
 /// The output of `divvy-probe --once`, which covers the GPUs of all vendors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Output {
-    drivers: BTreeMap<Vendor, Driver>,
-    gpus: Vec<Of<ProbedGpu>>,
-    unreadable: Vec<Of<Unreadable>>,
+struct ProbeOutput {
+    drivers: BTreeMap<Vendor, ProbedDriver>,
+    gpus: Vec<OfVendor<ProbedGpu>>,
+    unreadable: Vec<OfVendor<UnreadableGpu>>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Driver {
+struct ProbedDriver {
     version: String,
 }
 
 /// A value about a GPU, with the GPU's vendor.
 #[derive(Debug, Deserialize)]
-struct Of<T> {
+struct OfVendor<T> {
     #[serde(default)]
     vendor: Vendor,
     #[serde(flatten)]
     value: T,
 }
 
-impl From<Output> for Probed {
-    fn from(mut output: Output) -> Probed {
-        fn of_nvidia<T>(all: Vec<Of<T>>) -> Vec<T> {
+impl From<ProbeOutput> for Probed {
+    fn from(mut output: ProbeOutput) -> Probed {
+        fn of_nvidia<T>(all: Vec<OfVendor<T>>) -> Vec<T> {
             let all = all.into_iter().filter(|one| one.vendor == Vendor::Nvidia);
             all.map(|one| one.value).collect()
         }
@@ -83,7 +83,7 @@ pub struct ProbedGpu {
 /// A device whose UUID could not be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Unreadable {
+pub struct UnreadableGpu {
     /// The NVML index.
     pub index: u32,
     /// The error from the driver.
@@ -106,19 +106,19 @@ impl Docker {
     pub fn parse(version: &str, info: &str) -> Result<Docker, serde_json::Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
-        struct Version {
+        struct DockerVersion {
             version: String,
         }
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
-        struct Info {
+        struct DockerInfo {
             #[serde(default)]
             default_runtime: String,
             #[serde(default)]
             runtimes: BTreeMap<String, IgnoredAny>,
         }
-        let version: Version = serde_json::from_str(version)?;
-        let info: Info = serde_json::from_str(info)?;
+        let version: DockerVersion = serde_json::from_str(version)?;
+        let info: DockerInfo = serde_json::from_str(info)?;
         Ok(Docker {
             version: version.version,
             default_runtime: info.default_runtime,
@@ -142,12 +142,12 @@ pub struct RuntimeTest {
     /// The path of divvy-runtime.
     pub program: String,
     /// What it did.
-    pub outcome: Outcome,
+    pub outcome: RuntimeOutcome,
 }
 
 /// What `divvy-runtime` did in a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RuntimeOutcome {
     /// The container would get these device nodes.
     Devices(Vec<String>),
     /// It failed with this error.
@@ -165,11 +165,11 @@ pub struct SchedulerFile {
 
 /// The answers of the scheduler extender to the queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Extender {
+pub struct ExtenderFacts {
     /// The URL that was queried.
     pub url: String,
     /// The answer to the query for the version.
-    pub version: Version,
+    pub version: ExtenderVersion,
     /// The number of filter calls since the extender's start. `None` if the extender does not report it.
     pub filter_calls: Option<u64>,
     /// The replicas that were not queried, each with the reason.
@@ -178,7 +178,7 @@ pub struct Extender {
 
 /// The answer to a query for an extender's version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Version {
+pub enum ExtenderVersion {
     /// The version.
     Known(String),
     /// There was no answer, for this reason.

@@ -18,7 +18,7 @@ const MICROK8S: &str = "/var/snap/microk8s/current";
 
 /// The way in which kube-scheduler is started on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Scheduler {
+pub struct CheckedScheduler {
     /// The distribution, as a value of `divvy scheduler-config --for`.
     pub distribution: &'static str,
     /// The file that has kube-scheduler's flags.
@@ -41,7 +41,7 @@ pub struct Scheduler {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Sees {
     /// A container's process: only these host directories.
-    Container(Vec<Mount>),
+    Container(Vec<SchedulerMount>),
     /// A process outside of any container: all. Relative paths start in its directory, if that is known.
     Process { directory: Option<String> },
 }
@@ -53,7 +53,7 @@ impl Default for Sees {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Mount {
+struct SchedulerMount {
     at: Vec<String>,
     host: String,
     kind: Option<String>,
@@ -77,15 +77,15 @@ fn parts(path: &str) -> Vec<String> {
         .collect()
 }
 
-impl Scheduler {
-    fn of(distribution: &'static str, started_by: String, words: &[String], sees: Sees) -> Scheduler {
-        let mut scheduler = Scheduler {
+impl CheckedScheduler {
+    fn of(distribution: &'static str, started_by: String, words: &[String], sees: Sees) -> CheckedScheduler {
+        let mut scheduler = CheckedScheduler {
             distribution,
             started_by,
             config: super::engine::told(words, &["--config"]),
             policy_flag: words.iter().any(|word| word.starts_with("--policy-config")),
             sees,
-            ..Scheduler::default()
+            ..CheckedScheduler::default()
         };
         let found = scheduler.config.as_deref().and_then(|config| scheduler.host_path(config));
         (scheduler.on_host, scheduler.volume_type) = found.map_or((None, None), |(path, kind)| (Some(path), kind));
@@ -130,7 +130,7 @@ impl Scheduler {
 
 impl Facts<'_> {
     /// Return how kube-scheduler is started, or `None` if this machine has no kube-scheduler.
-    pub fn scheduler(&self) -> Option<Scheduler> {
+    pub fn scheduler(&self) -> Option<CheckedScheduler> {
         self.static_pod()
             .or_else(|| self.of_rancher())
             .or_else(|| self.of_k0s())
@@ -138,17 +138,22 @@ impl Facts<'_> {
                 let path = format!("{MICROK8S}/args/kube-scheduler");
                 let text = self.text(&path)?.replace("${SNAP_DATA}", MICROK8S);
                 let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-                Some(Scheduler::of("microk8s", path, &words, Sees::default()))
+                Some(CheckedScheduler::of("microk8s", path, &words, Sees::default()))
             })
             .or_else(|| {
                 let (process, words) = self.processes("kube-scheduler").into_iter().next()?;
                 let directory = self.root.link(&format!("/proc/{process}/cwd"));
                 let started_by = format!("/proc/{process}/cmdline");
-                Some(Scheduler::of("kubeadm", started_by, &words, Sees::Process { directory }))
+                Some(CheckedScheduler::of(
+                    "kubeadm",
+                    started_by,
+                    &words,
+                    Sees::Process { directory },
+                ))
             })
     }
 
-    fn static_pod(&self) -> Option<Scheduler> {
+    fn static_pod(&self) -> Option<CheckedScheduler> {
         let of_kubelet = self.kubelet().and_then(|kubelet| kubelet.static_pods);
         let directories = of_kubelet.into_iter().chain(MANIFESTS.map(str::to_owned));
         directories.into_iter().find_map(|directory| {
@@ -166,7 +171,7 @@ impl Facts<'_> {
         })
     }
 
-    fn of_rancher(&self) -> Option<Scheduler> {
+    fn of_rancher(&self) -> Option<CheckedScheduler> {
         RANCHER.into_iter().find_map(|(distribution, directory, server)| {
             let more = format!("{directory}/config.yaml.d");
             let drop_ins = self.root.names(&more).into_iter().filter(|name| name.ends_with(".yaml"));
@@ -193,7 +198,7 @@ impl Facts<'_> {
                 for mount in strings(&settings["kube-scheduler-extra-mount"]) {
                     let mut ends = mount.split(':');
                     if let (Some(host), Some(at)) = (ends.next(), ends.next()) {
-                        mounts.push(Mount {
+                        mounts.push(SchedulerMount {
                             at: parts(at),
                             host: host.to_owned(),
                             kind: None,
@@ -206,11 +211,11 @@ impl Facts<'_> {
                 "rke2" => Sees::Container(mounts),
                 _ => Sees::default(),
             };
-            is_here.then(|| Scheduler::of(distribution, started_by, &words, sees))
+            is_here.then(|| CheckedScheduler::of(distribution, started_by, &words, sees))
         })
     }
 
-    fn of_k0s(&self) -> Option<Scheduler> {
+    fn of_k0s(&self) -> Option<CheckedScheduler> {
         let settings: Value = serde_saphyr::from_str(&self.text(K0S)?).ok()?;
         let arguments = settings["spec"]["scheduler"]["extraArgs"]
             .as_object()
@@ -219,7 +224,7 @@ impl Facts<'_> {
         let words = arguments
             .iter()
             .filter_map(|(name, value)| Some(format!("--{name}={}", value.as_str()?)));
-        Some(Scheduler::of(
+        Some(CheckedScheduler::of(
             "k0s",
             K0S.to_owned(),
             &words.collect::<Vec<_>>(),
@@ -228,7 +233,7 @@ impl Facts<'_> {
     }
 
     /// Return kube-scheduler's configuration if the file is valid YAML.
-    pub fn scheduler_configuration(&self, scheduler: &Scheduler) -> Option<Value> {
+    pub fn scheduler_configuration(&self, scheduler: &CheckedScheduler) -> Option<Value> {
         serde_saphyr::from_str(&self.text(scheduler.on_host.as_ref()?)?).ok()
     }
 
@@ -269,7 +274,7 @@ fn strings(value: &Value) -> Vec<String> {
 }
 
 /// Return the scheduler that a pod's manifest starts. `None` if the pod is another program's.
-fn of_pod(pod: &Value, path: String, distribution: &'static str) -> Option<Scheduler> {
+fn of_pod(pod: &Value, path: String, distribution: &'static str) -> Option<CheckedScheduler> {
     let spec = &pod["spec"];
     let container = spec["containers"].as_array()?.iter().find(|container| {
         let image = container["image"].as_str().unwrap_or_default();
@@ -288,7 +293,7 @@ fn of_pod(pod: &Value, path: String, distribution: &'static str) -> Option<Sched
         .filter_map(|mount| {
             let volume = volumes.iter().find(|volume| volume["name"] == mount["name"])?;
             let host = volume["hostPath"]["path"].as_str()?;
-            Some(Mount {
+            Some(SchedulerMount {
                 at: parts(mount["mountPath"].as_str()?),
                 host: format!("{host}/{}", mount["subPath"].as_str().unwrap_or_default()),
                 kind: volume["hostPath"]["type"].as_str().map(str::to_owned),
@@ -296,8 +301,8 @@ fn of_pod(pod: &Value, path: String, distribution: &'static str) -> Option<Sched
         });
     let image = container["image"].as_str().unwrap_or_default();
     let image = image.split('@').next().unwrap_or_default();
-    Some(Scheduler {
+    Some(CheckedScheduler {
         version: image.rsplit_once(':').map(|(_, tag)| tag.to_owned()),
-        ..Scheduler::of(distribution, path, &words, Sees::Container(mounts.collect()))
+        ..CheckedScheduler::of(distribution, path, &words, Sees::Container(mounts.collect()))
     })
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use divvy_host::plain;
 use textwrap::{Options, WordSeparator, WordSplitter};
 
-use super::{Line, Report, Skipped, Status};
+use super::{CheckStatus, DoctorReport, ReportLine, Skipped};
 use crate::check::{Needs, count};
 use crate::checks;
 
@@ -22,7 +22,7 @@ const WIDEST: usize = 120;
 
 /// Options for printing a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Style {
+pub struct ReportStyle {
     /// Whether to print ANSI colors.
     pub coloured: bool,
     /// Whether to also print the checks that do not apply.
@@ -31,21 +31,21 @@ pub struct Style {
     pub width: Option<usize>,
 }
 
-impl Report {
+impl DoctorReport {
     /// Return the report as text without line wrapping.
     pub fn text(&self, coloured: bool) -> String {
-        self.print(Style {
+        self.print(ReportStyle {
             coloured,
-            ..Style::default()
+            ..ReportStyle::default()
         })
     }
 
     /// Return the report as text: the passes and findings under the headings of their groups, then the checks whose facts could
     /// not be read, then the totals.
-    pub fn print(&self, style: Style) -> String {
+    pub fn print(&self, style: ReportStyle) -> String {
         let mut text = String::new();
         let mut group = None;
-        let in_chain = |line: &&Line| match line.skipped {
+        let in_chain = |line: &&ReportLine| match line.skipped {
             None => true,
             Some(Skipped::DoesNotApply) => style.verbose,
             Some(Skipped::CouldNotLook) => false,
@@ -66,8 +66,8 @@ impl Report {
     }
 
     /// Print the checks whose facts could not be read. Each reason is printed once, below the checks that it concerns.
-    fn print_blind(&self, text: &mut String, style: Style) {
-        let blind: Vec<&Line> = self.checks.iter().filter(|line| line.could_not_look()).collect();
+    fn print_blind(&self, text: &mut String, style: ReportStyle) {
+        let blind: Vec<&ReportLine> = self.checks.iter().filter(|line| line.could_not_look()).collect();
         let mut reasons: Vec<&str> = Vec::new();
         for line in &blind {
             if !reasons.contains(&line.found.as_str()) {
@@ -87,14 +87,14 @@ impl Report {
     }
 
     /// Return the totals, and the number of checks that did not run.
-    fn summary(&self, style: Style) -> String {
-        let number = |status: Status| self.checks.iter().filter(|line| line.status == status).count();
+    fn summary(&self, style: ReportStyle) -> String {
+        let number = |status: CheckStatus| self.checks.iter().filter(|line| line.status == status).count();
         let skipped = |why: Skipped| self.checks.iter().filter(|line| line.skipped == Some(why)).count();
-        let mut parts = vec![format!("{} passed", number(Status::Pass))];
+        let mut parts = vec![format!("{} passed", number(CheckStatus::Pass))];
         for (number, words) in [
-            (number(Status::Fail), "failed"),
-            (number(Status::Warn), "with a warning"),
-            (number(Status::Note), "with a note"),
+            (number(CheckStatus::Fail), "failed"),
+            (number(CheckStatus::Warn), "with a warning"),
+            (number(CheckStatus::Note), "with a note"),
             (skipped(Skipped::CouldNotLook), "could not be checked"),
         ] {
             if number > 0 {
@@ -124,8 +124,8 @@ const ELSEWHERE: [(bool, &str, &str); 2] = [
     (false, "machine check", "add --node on the machine"),
 ];
 
-impl Report {
-    fn not_asked_for(&self, style: Style) -> String {
+impl DoctorReport {
+    fn not_asked_for(&self, style: ReportStyle) -> String {
         let looks_at_cluster = |id: &str| checks::by_id(id).is_some_and(|check| check.needs == Needs::Cluster);
         let mut text = String::new();
         for (cluster, noun, flag) in ELSEWHERE {
@@ -149,13 +149,13 @@ impl Report {
     }
 }
 
-fn heading(text: &mut String, title: &str, style: Style) {
+fn heading(text: &mut String, title: &str, style: ReportStyle) {
     let (bold, off) = if style.coloured { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     let gap = if text.is_empty() { "" } else { "\n" };
     let _ = writeln!(text, "{gap}{bold}{title}{off}");
 }
 
-fn colours(status: Status, style: Style) -> (&'static str, &'static str) {
+fn colours(status: CheckStatus, style: ReportStyle) -> (&'static str, &'static str) {
     if style.coloured {
         (status.colour(), "\x1b[0m")
     } else {
@@ -163,7 +163,7 @@ fn colours(status: Status, style: Style) -> (&'static str, &'static str) {
     }
 }
 
-fn print_line(text: &mut String, line: &Line, style: Style) {
+fn print_line(text: &mut String, line: &ReportLine, style: ReportStyle) {
     let (colour, off) = colours(line.status, style);
     let (word, id, title) = (line.status.word(), line.id, line.title);
     if let (Some(why), Some(fix)) = (&line.why, &line.fix) {
@@ -177,13 +177,13 @@ fn print_line(text: &mut String, line: &Line, style: Style) {
     let value = wrapped(&shown(&line.found), &format!("{word} {id} {title}: "), HANGING, style.width);
     let rest = value.strip_prefix(word).unwrap_or(&value);
     let _ = match line.status {
-        Status::Skip => writeln!(text, "{colour}{word}{rest}{off}"),
+        CheckStatus::Skip => writeln!(text, "{colour}{word}{rest}{off}"),
         _ => writeln!(text, "{colour}{word}{off}{rest}"),
     };
 }
 
 /// Print one part of a finding: `       found  …`.
-fn print_part(text: &mut String, name: &str, value: &str, style: Style) {
+fn print_part(text: &mut String, name: &str, value: &str, style: ReportStyle) {
     let _ = writeln!(
         text,
         "{}",

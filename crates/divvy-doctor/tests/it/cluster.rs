@@ -1,52 +1,52 @@
 //! The results of the cluster checks on clusters with one fault each.
 
-use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
-use divvy_doctor::{Asked, Line, Status};
+use divvy_doctor::facts::cluster::{CheckedNode, CheckedPod, CheckedVariable, ClusterFacts, Taint, Toleration};
+use divvy_doctor::{Asked, CheckStatus, ReportLine};
 
 use crate::host::{cluster, debian, facts, map, one, plugin, pod};
 
 /// Apply a change to the healthy cluster, and return the result of one check on it. The objects are reduced as in production.
-fn said(id: &str, change: impl FnOnce(&mut Cluster)) -> Line {
+fn said(id: &str, change: impl FnOnce(&mut ClusterFacts)) -> ReportLine {
     let host = debian();
     let mut facts = facts(&host);
     facts.node = false;
     let mut cluster = cluster();
     change(&mut cluster);
-    cluster.pods = cluster.pods.into_iter().map(Pod::slim).collect();
-    cluster.nodes = cluster.nodes.into_iter().map(Node::slim).collect();
+    cluster.pods = cluster.pods.into_iter().map(CheckedPod::slim).collect();
+    cluster.nodes = cluster.nodes.into_iter().map(CheckedNode::slim).collect();
     facts.cluster = Asked::Answer(cluster);
     one(id, &facts)
 }
 
-fn asking(name: &str, resource: &str, amount: &str) -> Pod {
+fn asking(name: &str, resource: &str, amount: &str) -> CheckedPod {
     let mut pod = pod(name, "cuda");
     pod.spec.containers[0].resources.limits = map(&[(resource, amount)]);
     pod
 }
 
 /// Return a pending pod that has no node and requests this resource.
-fn waiting(name: &str, resource: &str, amount: &str) -> Pod {
+fn waiting(name: &str, resource: &str, amount: &str) -> CheckedPod {
     let mut pod = asking(name, resource, amount);
     pod.spec.node_name = None;
     pod.status.phase = "Pending".to_owned();
     pod
 }
 
-fn with_variable(mut pod: Pod, value: &str) -> Pod {
-    pod.spec.containers[0].env = vec![Variable {
+fn with_variable(mut pod: CheckedPod, value: &str) -> CheckedPod {
+    pod.spec.containers[0].env = vec![CheckedVariable {
         name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
         value: Some(value.to_owned()),
-        ..Variable::default()
+        ..CheckedVariable::default()
     }];
     pod
 }
 
-fn granted(mut pod: Pod) -> Pod {
+fn granted(mut pod: CheckedPod) -> CheckedPod {
     pod.metadata.annotations.insert("divvy.dev/allocation", "{}");
     pod
 }
 
-fn publish(cluster: &mut Cluster, node: usize, unit: u64) {
+fn publish(cluster: &mut ClusterFacts, node: usize, unit: u64) {
     let text = format!(r#"{{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":{unit},"gpus":[]}}"#);
     cluster.nodes[node].metadata.annotations.insert("divvy.dev/inventory", text);
 }
@@ -80,7 +80,7 @@ fn an_amount_of_bytes_is_answered_in_units() {
             }
             cluster.pods.push(waiting("bytes", "aliyun.com/gpu-mem", amount));
         });
-        assert_eq!(line.status, Status::Warn, "{line:?}");
+        assert_eq!(line.status, CheckStatus::Warn, "{line:?}");
         assert!(
             line.found
                 .contains(&format!("ml/bytes requests aliyun.com/gpu-mem: {amount}; {write}")),
@@ -105,14 +105,14 @@ fn a_number_that_the_api_server_shortened_is_no_amount_of_bytes() {
         publish(cluster, 0, 1);
         cluster.pods.push(asking("many", "aliyun.com/gpu-mem", "4k"));
     });
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
 }
 
 /// Only a pod that still waits for the resource counts.
 #[test]
 fn a_resource_of_no_node_is_a_warning() {
     let line = said("K13", |cluster| cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1")));
-    assert_eq!(line.status, Status::Warn);
+    assert_eq!(line.status, CheckStatus::Warn);
     assert_eq!(line.found, "ml/tutorial requests nvidia.com/gpu, which no node offers");
     assert!(
         line.fix.as_deref().is_some_and(|fix| fix.contains("aliyun.com/gpu-mem: N")),
@@ -122,10 +122,10 @@ fn a_resource_of_no_node_is_a_warning() {
         cluster.nodes[1].status.capacity.insert("nvidia.com/gpu", "2");
         cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1"));
     });
-    assert_eq!((line.status, line.found.as_str()), (Status::Pass, "2 pods with GPUs"));
+    assert_eq!((line.status, line.found.as_str()), (CheckStatus::Pass, "2 pods with GPUs"));
     // The pod got its GPU before the device plugin was removed.
     let line = said("K13", |cluster| cluster.pods.push(asking("runs", "nvidia.com/gpu", "1")));
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn pods_that_are_not_judged_are_named_with_the_reason() {
         ended.status.phase = "Succeeded".to_owned();
         cluster.pods.extend([granted, caretaker, elsewhere, ended]);
     });
-    assert_eq!(line.status, Status::Pass);
+    assert_eq!(line.status, CheckStatus::Pass);
     assert_eq!(
         line.found,
         "3 pods checked; not checked: ml/shared (Divvy granted the GPU, and the grant replaces the variable); \
@@ -181,7 +181,7 @@ fn a_container_without_a_grant_keeps_its_variable() {
             .push(with_variable(pod("x", "y"), "all").spec.containers.remove(0));
         cluster.pods.push(two);
     });
-    assert_eq!(line.status, Status::Warn, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Warn, "{line:?}");
     assert!(line.found.contains("ml/two (all)"), "{line:?}");
 }
 
@@ -220,7 +220,7 @@ fn a_waiting_pod_names_its_untolerated_taint() {
         cluster.nodes[1].spec.taints = taint("nvidia.com/gpu");
         cluster.pods.push(waiting("patient", "aliyun.com/gpu-mem", "8"));
     });
-    assert_eq!(line.status, Status::Warn, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Warn, "{line:?}");
     assert_eq!(
         line.found,
         "pod ml/patient waits and does not tolerate the taint of gpu-2 (nvidia.com/gpu:NoSchedule)"
@@ -249,7 +249,7 @@ fn an_unsuitable_nodes_taint_blocks_no_pod() {
         let too_large = waiting("large", "aliyun.com/gpu-mem", "81");
         cluster.pods.extend([elsewhere, other, ready, too_large]);
     });
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
     assert_eq!(line.found, "2 nodes, 2 with GPUs; 4 pods wait for a GPU");
 }
 
@@ -257,23 +257,24 @@ fn an_unsuitable_nodes_taint_blocks_no_pod() {
 /// run there.
 #[test]
 fn a_control_plane_taint_counts_for_intended_agents() {
-    let control_plane = |cluster: &mut Cluster| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");
+    let control_plane =
+        |cluster: &mut ClusterFacts| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");
     let line = said("K09", control_plane);
-    assert_eq!(line.status, Status::Fail, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Fail, "{line:?}");
     let line = said("K09", |cluster| {
         control_plane(cluster);
         cluster.daemon_sets[0].spec.template.spec.node_selector = map(&[("kubernetes.io/os", "linux")]);
     });
     assert_eq!(
         line.status,
-        Status::Pass,
+        CheckStatus::Pass,
         "the DaemonSet selects every node, so control planes do not count: {line:?}"
     );
 }
 
 #[test]
 fn a_lost_agent_label_names_node_and_command() {
-    type Sign = fn(&mut Cluster);
+    type Sign = fn(&mut ClusterFacts);
     let signs: [(Sign, &str); 3] = [
         (
             |cluster| cluster.nodes[1].status.capacity.insert("aliyun.com/gpu-mem", "0"),
@@ -299,7 +300,7 @@ fn a_lost_agent_label_names_node_and_command() {
             (node.status.capacity, node.status.allocatable) = (map(&[]), map(&[]));
             sign(cluster);
         });
-        assert_eq!(line.status, Status::Warn, "{line:?}");
+        assert_eq!(line.status, CheckStatus::Warn, "{line:?}");
         assert_eq!(
             line.found,
             format!(
@@ -315,7 +316,7 @@ fn a_lost_agent_label_names_node_and_command() {
         node.metadata.labels = map(&[]);
         (node.status.capacity, node.status.allocatable) = (map(&[]), map(&[]));
     });
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
 }
 
 #[test]
@@ -342,7 +343,7 @@ fn the_other_plugin_is_deleted_by_its_own_name() {
 /// Divvy's agent may offer its GPUs both in shares and as a whole. A second plugin on the same cluster is reported.
 #[test]
 fn a_node_whose_gpus_divvy_offers_in_both_ways_has_one_plugin() {
-    let both = |cluster: &mut Cluster| {
+    let both = |cluster: &mut ClusterFacts| {
         for node in &mut cluster.nodes {
             node.status.allocatable.insert("nvidia.com/gpu", "2");
             let mut object = divvy_testkit::nodes::divvy_node("n", &[16]);
@@ -352,13 +353,13 @@ fn a_node_whose_gpus_divvy_offers_in_both_ways_has_one_plugin() {
         }
     };
     let line = said("K04", both);
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
     let line = said("K04", |cluster| {
         both(cluster);
         let nvidia = plugin("nvdp", "nvcr.io/nvidia/k8s-device-plugin:v0.17.1");
         cluster.daemon_sets.push(nvidia);
     });
-    assert_eq!(line.status, Status::Warn, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Warn, "{line:?}");
     assert!(
         line.found
             .contains("nvidia.com/gpu is of the one that registered last (Divvy offers it on gpu-1, gpu-2)"),
@@ -385,7 +386,7 @@ fn unoffered_mig_devices_belong_to_another_plugin() {
             });
             node.metadata.annotations.insert("divvy.dev/inventory", inventory.to_json());
         });
-        (line.status == Status::Fail).then_some(line.found)
+        (line.status == CheckStatus::Fail).then_some(line.found)
     };
     let (gpu, small, large) = ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb");
     let of_another = |resource: &str| Some(format!("node gpu-2 offers aliyun.com/gpu-mem and {resource}"));
@@ -415,7 +416,7 @@ fn a_node_that_offers_nothing_now_is_named() {
     });
     assert_eq!(
         (line.status, line.found.as_str()),
-        (Status::Warn, "gpu-2 aliyun.com/gpu-mem: 0")
+        (CheckStatus::Warn, "gpu-2 aliyun.com/gpu-mem: 0")
     );
 }
 
@@ -460,8 +461,8 @@ fn a_node_without_driver_libraries_is_named() {
     });
     assert_eq!(
         (line.status, line.found.as_str()),
-        (Status::Warn, "node gpu-2: no CDI spec; type this")
+        (CheckStatus::Warn, "node gpu-2: no CDI spec; type this")
     );
     let line = said("K19", |cluster| publish(cluster, 0, 1024));
-    assert_eq!((line.status, line.found.as_str()), (Status::Pass, "1 node"));
+    assert_eq!((line.status, line.found.as_str()), (CheckStatus::Pass, "1 node"));
 }

@@ -1,7 +1,7 @@
 //! kube-scheduler, however a distribution starts it.
 
 use divvy_doctor::facts::programs::SchedulerFile;
-use divvy_doctor::{Asked, Status};
+use divvy_doctor::{Asked, CheckStatus};
 
 use crate::host::{Host, debian, facts, one};
 
@@ -144,7 +144,7 @@ fn every_distributions_scheduler_configuration_is_found() {
         ),
     ] {
         let line = one("K11", &facts(&with(files)));
-        assert_eq!(line.status, Status::Pass, "{files:?}: {line:?}");
+        assert_eq!(line.status, CheckStatus::Pass, "{files:?}: {line:?}");
         assert!(line.found.starts_with(found), "{files:?}: {line:?}");
     }
 }
@@ -158,12 +158,12 @@ fn a_relative_path_starts_in_the_directory_of_kube_scheduler() {
     ]);
     // Without the link, the file is not known: no statement about its extenders.
     let unknown = facts(&host);
-    assert_eq!(one("K11", &unknown).status, Status::Skip);
+    assert_eq!(one("K11", &unknown).status, CheckStatus::Skip);
     let line = one("K12", &unknown);
     assert!(line.found.ends_with("configuration cannot be read (K11)"), "{line:?}");
     host.files.link("/proc/950/cwd", "/srv/cluster");
     let line = one("K11", &facts(&host));
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
     assert!(line.found.starts_with("/srv/cluster/divvy.yaml"), "{line:?}");
 }
 
@@ -173,7 +173,7 @@ fn a_kubeconfig_that_kube_scheduler_cannot_read_is_named() {
     let mut host = with(&[k3s, ("/etc/s.yaml", CONFIGURATION)]);
     host.files.remove("/etc/kubernetes/scheduler.conf");
     let line = one("K11", &facts(&host));
-    assert_eq!(line.status, Status::Fail, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Fail, "{line:?}");
     assert!(line.found.ends_with("there is no /etc/kubernetes/scheduler.conf"), "{line:?}");
     let fix = line.fix.unwrap_or_default();
     assert!(fix.contains("--for k3s") && fix.ends_with("systemctl restart k3s"), "{fix}");
@@ -199,19 +199,19 @@ fn what_scheduler_config_refuses_stops_kube_scheduler() {
         misplaces: vec!["added: percentageOfNodesToScore".to_owned()],
     });
     let line = one("K10", &facts);
-    assert_eq!(line.status, Status::Fail);
+    assert_eq!(line.status, CheckStatus::Fail);
     assert_eq!(line.found, "/etc/divvy-scheduler/config.yaml: extenders[1] has a bindVerb");
-    assert_eq!(one("K12", &facts).status, Status::Warn);
+    assert_eq!(one("K12", &facts).status, CheckStatus::Warn);
     // The field may be one of a newer kube-scheduler.
     let unknown = SchedulerFile {
         stops: vec!["warning: newField: not a field".to_owned()],
         misplaces: Vec::new(),
     };
     facts.scheduler_file = Asked::Answer(unknown.clone());
-    assert_eq!(one("K10", &facts).status, Status::Fail);
+    assert_eq!(one("K10", &facts).status, CheckStatus::Fail);
     let mut newer = debian();
     newer.manifest("v1.33.2", "v1.38.0");
     let mut facts = crate::host::facts(&newer);
     facts.scheduler_file = Asked::Answer(unknown);
-    assert_eq!(one("K10", &facts).status, Status::Pass);
+    assert_eq!(one("K10", &facts).status, CheckStatus::Pass);
 }

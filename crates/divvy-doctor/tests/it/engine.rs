@@ -1,6 +1,6 @@
 //! The results for engines whose configuration files leave some settings open.
 
-use divvy_doctor::{Asked, Facts, Line, Status};
+use divvy_doctor::{Asked, CheckStatus, Facts, ReportLine};
 
 use crate::host::{Host, debian, facts, one};
 
@@ -17,7 +17,7 @@ fn with_package(mut host: Host, version: &str) -> Host {
     host
 }
 
-fn said(id: &str, host: &Host, change: impl FnOnce(&mut Facts<'_>)) -> Line {
+fn said(id: &str, host: &Host, change: impl FnOnce(&mut Facts<'_>)) -> ReportLine {
     let mut facts = facts(host);
     facts.cluster = Asked::Not("it was not asked".to_owned());
     change(&mut facts);
@@ -29,10 +29,10 @@ fn containerd_2_without_a_configuration_does_cdi() {
     let host = with_package(without_configuration(), "2.1.3-1~debian.12~bookworm");
     for id in ["R09", "R10", "R15"] {
         let line = said(id, &host, |_| {});
-        assert_eq!(line.status, Status::Pass, "{line:?}");
+        assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
     }
     let line = said("R08", &host, |_| {});
-    assert_eq!(line.status, Status::Pass);
+    assert_eq!(line.status, CheckStatus::Pass);
     assert_eq!(
         line.found,
         "there is no /etc/containerd/config.toml; containerd uses its defaults"
@@ -42,7 +42,11 @@ fn containerd_2_without_a_configuration_does_cdi() {
 #[test]
 fn containerd_1_without_a_configuration_does_none() {
     let host = with_package(without_configuration(), "1.7.24-1");
-    for (id, status) in [("R09", Status::Fail), ("R10", Status::Fail), ("R15", Status::Note)] {
+    for (id, status) in [
+        ("R09", CheckStatus::Fail),
+        ("R10", CheckStatus::Fail),
+        ("R15", CheckStatus::Note),
+    ] {
         let line = said(id, &host, |_| {});
         assert_eq!(line.status, status, "{line:?}");
     }
@@ -54,9 +58,9 @@ fn a_file_silent_on_cdi_means_containerds_default() {
     let mut host = without_configuration();
     host.files.file("/etc/containerd/config.toml", "version = 2\n");
     let newer = with_package(host.clone(), "2.0.5-1");
-    assert_eq!(said("R09", &newer, |_| {}).status, Status::Pass);
+    assert_eq!(said("R09", &newer, |_| {}).status, CheckStatus::Pass);
     let older = with_package(host, "1.7.24-1");
-    assert_eq!(said("R09", &older, |_| {}).status, Status::Fail);
+    assert_eq!(said("R09", &older, |_| {}).status, CheckStatus::Fail);
 }
 
 #[test]
@@ -73,9 +77,9 @@ fn nobody_claims_that_an_unknown_containerd_lacks_cdi() {
     let line = said("R09", &host, |facts| {
         facts.containerd = Asked::Answer("version = 3\n".to_owned())
     });
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
     let line = said("R09", &host, |facts| facts.cluster = Asked::Answer(crate::host::cluster()));
-    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert_eq!(line.status, CheckStatus::Pass, "{line:?}");
     let line = said("R09", &host, |facts| {
         let mut cluster = crate::host::cluster();
         cluster.nodes[1].status.node_info.container_runtime_version = "containerd://1.7.24".to_owned();
@@ -104,7 +108,7 @@ fn what_a_check_of_the_machine_leaves_out_is_named() {
     let mut host = debian();
     host.files.file("/etc/cdi/broken.yaml", "no: spec\n");
     let line = said("C01", &host, |_| {});
-    assert_eq!(line.status, Status::Pass);
+    assert_eq!(line.status, CheckStatus::Pass);
     assert_eq!(
         line.found,
         "1 spec checked; not checked: /etc/cdi/broken.yaml (no usable spec, see C02)"
@@ -162,53 +166,53 @@ fn file_versions_must_suit_the_installed_containerd() {
     let new = |version: u32| format!("version = {version}\n[plugins.\"io.containerd.cri.v1.runtime\"{RUNTIME}");
     let unknown = "";
     for (release, main, imported, status, found) in [
-        ("1.7.27-1", "version = 2\n", &old, Status::Pass, ""),
+        ("1.7.27-1", "version = 2\n", &old, CheckStatus::Pass, ""),
         (
             "1.7.27-1",
             "version = 2\n",
             &new(3),
-            Status::Fail,
+            CheckStatus::Fail,
             "containerd 1.7 reads versions up to 2",
         ),
         (
             "1.7.27-1",
             "version = 2\n",
             &new(2),
-            Status::Fail,
+            CheckStatus::Fail,
             "which containerd 1.7 does not use",
         ),
-        ("2.2.4-ubuntu24.04u1", "version = 2\n", &new(2), Status::Pass, ""),
+        ("2.2.4-ubuntu24.04u1", "version = 2\n", &new(2), CheckStatus::Pass, ""),
         (
             "2.2.4-1",
             old.as_str(),
             &new(3),
-            Status::Fail,
+            CheckStatus::Fail,
             "/etc/containerd/config.toml has version 2 and the section",
         ),
         (
             "2.0.5-1",
             "version = 2\n",
             &new(4),
-            Status::Fail,
+            CheckStatus::Fail,
             "containerd 2.0 to 2.2 reads versions up to 3",
         ),
         (
             "2.3.2-1",
             "version = 2\n",
             &new(4),
-            Status::Fail,
+            CheckStatus::Fail,
             "no imported file with a higher version",
         ),
-        ("2.3.7-1", "version = 2\n", &new(4), Status::Pass, ""),
-        (unknown, "version = 2\n", &old, Status::Pass, ""),
+        ("2.3.7-1", "version = 2\n", &new(4), CheckStatus::Pass, ""),
+        (unknown, "version = 2\n", &old, CheckStatus::Pass, ""),
         (
             unknown,
             "version = 2\n",
             &new(3),
-            Status::Warn,
+            CheckStatus::Warn,
             "the version of containerd is unknown here",
         ),
-        (unknown, "version = 3\n", &new(3), Status::Pass, ""),
+        (unknown, "version = 3\n", &new(3), CheckStatus::Pass, ""),
     ] {
         let mut host = with_files(main, imported);
         if release != unknown {
@@ -229,13 +233,13 @@ fn each_distributions_package_tells_containerds_version() {
             "/var/lib/dpkg/status",
             format!("Package: {name}\nStatus: install ok installed\nVersion: 2:2.1.4-1\n"),
         );
-        assert_eq!(said("R08", &host, |_| {}).status, Status::Pass, "{name}");
+        assert_eq!(said("R08", &host, |_| {}).status, CheckStatus::Pass, "{name}");
         let mut host = with_files("version = 2\n", &new);
         host.files.file(
             "/var/lib/rpm/rpmdb.sqlite",
             format!("\u{1}\0C\0{name}-stress\09.9\01\0\u{2}C\0{name}\01.7.27\03.azl3\0An engine\0"),
         );
-        assert_eq!(said("R08", &host, |_| {}).status, Status::Fail, "{name}");
+        assert_eq!(said("R08", &host, |_| {}).status, CheckStatus::Fail, "{name}");
     }
 }
 
@@ -428,7 +432,7 @@ fn what_a_distribution_generates_is_corrected_in_its_template() {
         let mut host = with_processes("unix:///run/k3s/containerd/containerd.sock", &[], &[]);
         host.files.file(&generated, written).file(&template, text);
         let line = said("R08", &host, |_| {});
-        assert_eq!(line.status, Status::Fail, "{line:?}");
+        assert_eq!(line.status, CheckStatus::Fail, "{line:?}");
         assert!(line.found.contains(&template) && line.found.contains(found), "{line:?}");
         let fix = line.fix.unwrap_or_default();
         assert!(
@@ -473,7 +477,7 @@ fn a_file_with_the_runtime_that_nothing_reads_is_named() {
         let mut host = with_processes(endpoint, &[], &[(main, text), (unread.as_str(), &runtime)]);
         host.files.remove("/var/run/cdi/nvidia.yaml");
         let line = said("R09", &with_package(host, "1.7.27-1"), |_| {});
-        assert_eq!(line.status, Status::Fail, "{unread}");
+        assert_eq!(line.status, CheckStatus::Fail, "{unread}");
         assert!(
             line.found.starts_with(&format!("{unread} has a runtime for GPUs")),
             "{line:?}"
@@ -492,7 +496,7 @@ fn an_unmerged_k0s_drop_in_disables_plugins() {
         ),
     ];
     let line = said("R12", &with_processes("unix:///run/k0s/containerd.sock", &[], &files), |_| {});
-    assert_eq!(line.status, Status::Fail);
+    assert_eq!(line.status, CheckStatus::Fail);
     assert_eq!(
         line.found,
         "/etc/k0s/containerd.d/nvidia.toml has \"cri\" in disabled_plugins"
@@ -511,22 +515,22 @@ fn an_overridden_stale_spec_is_named_and_harmless() {
         (
             spec("all", 510),
             spec("all", 511),
-            Status::Pass,
+            CheckStatus::Pass,
             "/etc/cdi/nvidia.yaml is stale, but all its devices come from /var/run/cdi/nvidia.yaml",
         ),
         (
             spec("0", 510),
             spec("all", 511),
-            Status::Fail,
+            CheckStatus::Fail,
             "/etc/cdi/nvidia.yaml: /dev/nvidia-uvm has major number 510 in the spec",
         ),
         (
             spec("all", 511),
             spec("all", 510),
-            Status::Fail,
+            CheckStatus::Fail,
             "/var/run/cdi/nvidia.yaml: /dev/nvidia-uvm has major number 510",
         ),
-        (spec("all", 511), spec("all", 511), Status::Pass, "2 specs checked"),
+        (spec("all", 511), spec("all", 511), CheckStatus::Pass, "2 specs checked"),
     ] {
         let mut host = debian();
         host.files
@@ -549,6 +553,6 @@ fn the_containerd_that_only_docker_uses_is_no_engine_of_pods() {
     let line = said("R09", &host, |_| {});
     assert_eq!(
         (line.status, line.found.as_str()),
-        (Status::Skip, "neither containerd nor CRI-O is here")
+        (CheckStatus::Skip, "neither containerd nor CRI-O is here")
     );
 }

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use divvy_doctor::checks;
-use divvy_doctor::explain::{Knowledge, Log};
+use divvy_doctor::explain::{ExplainedLog, Knowledge};
 
 static KNOWLEDGE: LazyLock<Knowledge> = LazyLock::new(|| Knowledge::load().expect("the files of knowledge/ are valid"));
 
@@ -267,7 +267,7 @@ const HEALTHY: &[(&str, &str)] = &[
 fn nothing_is_reported_of_a_healthy_log() {
     for (program, text) in HEALTHY {
         assert!(text.lines().count() > 8, "{program}: the file is too short for a log");
-        let mut log = Log::new(&KNOWLEDGE);
+        let mut log = ExplainedLog::new(&KNOWLEDGE);
         text.lines().for_each(|line| log.read(line));
         assert!(log.found().is_empty(), "{program}: {}", log.text());
     }
@@ -289,7 +289,7 @@ fn lines_without_an_error_are_left_alone() {
 
 #[test]
 fn a_log_is_explained_once_for_each_cause() {
-    let mut log = Log::new(&KNOWLEDGE);
+    let mut log = ExplainedLog::new(&KNOWLEDGE);
     for line in [
         "starting",
         "Failed to initialize NVML: Driver/library version mismatch",
@@ -308,7 +308,7 @@ fn a_log_without_a_known_text_is_said_to_have_none() {
         (1, "The only line does not have a known error text ("),
         (2, "None of the 2 lines has a known error text ("),
     ] {
-        let mut log = Log::new(&KNOWLEDGE);
+        let mut log = ExplainedLog::new(&KNOWLEDGE);
         (0..lines).for_each(|_| log.read("all is well"));
         assert!(log.text().starts_with(expected), "{}", log.text());
     }
@@ -317,7 +317,7 @@ fn a_log_without_a_known_text_is_said_to_have_none() {
 /// Naming a check that cannot detect the cause would mislead the reader.
 #[test]
 fn no_check_is_named_where_none_can_tell_the_cause() {
-    let mut log = Log::new(&KNOWLEDGE);
+    let mut log = ExplainedLog::new(&KNOWLEDGE);
     log.read("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.");
     let text = log.text();
     assert!(text.starts_with("line 1\n") && !text.contains("divvy doctor"), "{text}");

@@ -6,8 +6,8 @@ mod machine;
 
 use std::collections::BTreeSet;
 
-use divvy_doctor::facts::cluster::Cluster;
-use divvy_doctor::{Asked, Facts, Severity, Status, checks};
+use divvy_doctor::facts::cluster::ClusterFacts;
+use divvy_doctor::{Asked, CheckStatus, Facts, Severity, checks};
 
 use crate::host::{Host, debian, facts, none, one};
 
@@ -56,10 +56,10 @@ struct Case {
     files: Change,
     answers: fn(&mut Facts<'_>),
     /// A change to the healthy cluster, which the facts contain if there is one.
-    cluster: Option<fn(&mut Cluster)>,
+    cluster: Option<fn(&mut ClusterFacts)>,
     /// A substring of the finding's text after the changes.
     found: &'static str,
-    status: Status,
+    status: CheckStatus,
 }
 
 const fn files(id: &'static str, base: fn() -> Host, files: Change, found: &'static str) -> Case {
@@ -70,7 +70,7 @@ const fn files(id: &'static str, base: fn() -> Host, files: Change, found: &'sta
         answers: |_| {},
         cluster: None,
         found,
-        status: Status::Fail,
+        status: CheckStatus::Fail,
     }
 }
 
@@ -81,7 +81,7 @@ const fn answers(id: &'static str, answers: fn(&mut Facts<'_>), found: &'static 
     }
 }
 
-const fn in_cluster(id: &'static str, cluster: fn(&mut Cluster), found: &'static str) -> Case {
+const fn in_cluster(id: &'static str, cluster: fn(&mut ClusterFacts), found: &'static str) -> Case {
     Case {
         cluster: Some(cluster),
         ..files(id, debian, Change::By(|_| {}), found)
@@ -90,14 +90,14 @@ const fn in_cluster(id: &'static str, cluster: fn(&mut Cluster), found: &'static
 
 const fn warns(case: Case) -> Case {
     Case {
-        status: Status::Warn,
+        status: CheckStatus::Warn,
         ..case
     }
 }
 
 const fn notes(case: Case) -> Case {
     Case {
-        status: Status::Note,
+        status: CheckStatus::Note,
         ..case
     }
 }
@@ -114,7 +114,7 @@ fn every_check_passes_or_fires_as_it_should() {
     for case in cases() {
         let host = (case.base)();
         let well = one(case.id, &facts(&host));
-        assert_eq!(well.status, Status::Pass, "{}: {}", case.id, well.found);
+        assert_eq!(well.status, CheckStatus::Pass, "{}: {}", case.id, well.found);
         let mut broken = host.clone();
         case.files.apply(&mut broken);
         let mut facts = facts(&broken);
@@ -148,9 +148,9 @@ fn the_worst_that_a_check_says_is_its_severity() {
     for check in checks::ALL {
         let worst = cases().filter(|case| case.id == check.id).map(|case| case.status).max();
         let expected = match check.severity {
-            Severity::Error => Status::Fail,
-            Severity::Warning => Status::Warn,
-            Severity::Info => Status::Note,
+            Severity::Error => CheckStatus::Fail,
+            Severity::Warning => CheckStatus::Warn,
+            Severity::Info => CheckStatus::Note,
         };
         assert_eq!(worst, Some(expected), "{}", check.id);
     }
@@ -163,7 +163,7 @@ fn what_could_not_be_read_is_no_finding() {
     let line = one("D02", &facts(&host));
     assert_eq!(
         line.status,
-        Status::Pass,
+        CheckStatus::Pass,
         "the directory of the module is enough: {}",
         line.found
     );
@@ -183,7 +183,7 @@ fn what_passes_names_what_could_not_be_read() {
     let mut host = debian();
     host.unreadable("/etc/docker/daemon.json");
     let line = one("C02", &facts(&host));
-    assert_eq!(line.status, Status::Pass);
+    assert_eq!(line.status, CheckStatus::Pass);
     assert!(
         line.found
             .ends_with("; could not be read: /etc/docker/daemon.json: Permission denied (os error 13)"),

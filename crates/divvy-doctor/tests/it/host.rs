@@ -2,29 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use divvy_cdi::Format;
-use divvy_cdi::generate::{Options, nvidia, proc};
+use divvy_cdi::SpecFormat;
+use divvy_cdi::generate::{GenerateOptions, nvidia, proc};
 use divvy_doctor::Facts;
 use divvy_doctor::facts::cluster::{
-    Cluster, Container, DaemonSet, Meta, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus, RuntimeClass, Texts,
+    CheckedMeta, CheckedNode, CheckedNodeInfo, CheckedNodeStatus, CheckedPod, CheckedPodSpec, CheckedPodStatus, ClusterFacts,
+    ContainerFacts, DaemonSet, RuntimeClass, Texts,
 };
-use divvy_doctor::facts::programs::{Docker, Extender, Outcome, Probed, ProbedGpu, RuntimeTest, Socket, Version};
-use divvy_doctor::{Asked, Line, checks};
-use divvy_host::{Entry, Tree};
+use divvy_doctor::facts::programs::{
+    Docker, ExtenderFacts, ExtenderVersion, Probed, ProbedGpu, RuntimeOutcome, RuntimeTest, Socket,
+};
+use divvy_doctor::{Asked, ReportLine, checks};
+use divvy_host::{PathMetadata, Tree};
 
-use divvy_testkit::machine::{Machine, kinds};
+use divvy_testkit::machine::{MachineFiles, kinds};
 
 /// The files of a machine, with device numbers, modification times, and unreadable files.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Host {
-    pub(crate) files: Machine,
+    pub(crate) files: MachineFiles,
     numbers: BTreeMap<String, (u32, u32)>,
     times: BTreeMap<String, i64>,
     unreadable: Vec<String>,
 }
 
 impl Host {
-    pub(crate) fn of(files: Machine) -> Host {
+    pub(crate) fn of(files: MachineFiles) -> Host {
         Host {
             files,
             ..Host::default()
@@ -109,7 +112,7 @@ impl Tree for Host {
         self.files.names(directory)
     }
 
-    fn stat(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<PathMetadata> {
         self.files.stat(path)
     }
 
@@ -195,8 +198,13 @@ pub(crate) fn debian() -> Host {
         .pci("0000:81:00.0", "0x10de", "0x030200", "nvidia")
         .pci("0000:01:00.0", "0x8086", "0x020000", "ixgbe");
     host.kubernetes();
-    let spec = nvidia::generate(&host.files, &proc::gpus(&host.files), None, &Options::new("nvidia.com"));
-    let spec = spec.expect("a spec").spec.print(Format::Yaml);
+    let spec = nvidia::generate(
+        &host.files,
+        &proc::gpus(&host.files),
+        None,
+        &GenerateOptions::new("nvidia.com"),
+    );
+    let spec = spec.expect("a spec").spec.print(SpecFormat::Yaml);
     host.files.file("/var/run/cdi/nvidia.yaml", spec);
     host
 }
@@ -273,11 +281,11 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
     ]);
     facts.runtime_test = Asked::Answer(RuntimeTest {
         program: "/usr/local/bin/divvy-runtime".to_owned(),
-        outcome: Outcome::Devices(vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()]),
+        outcome: RuntimeOutcome::Devices(vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()]),
     });
-    facts.extender = Asked::Answer(Extender {
+    facts.extender = Asked::Answer(ExtenderFacts {
         url: "http://127.0.0.1:32766".to_owned(),
-        version: Version::Known("0.1.0".to_owned()),
+        version: ExtenderVersion::Known("0.1.0".to_owned()),
         filter_calls: Some(7),
         left_out: Vec::new(),
     });
@@ -286,26 +294,26 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
 }
 
 /// Run one check.
-pub(crate) fn one(id: &str, facts: &Facts<'_>) -> Line {
-    Line::of(checks::by_id(id).expect("a check"), facts)
+pub(crate) fn one(id: &str, facts: &Facts<'_>) -> ReportLine {
+    ReportLine::of(checks::by_id(id).expect("a check"), facts)
 }
 
 /// Return a healthy cluster.
-pub(crate) fn cluster() -> Cluster {
-    let node = |name: &str| Node {
-        metadata: Meta {
+pub(crate) fn cluster() -> ClusterFacts {
+    let node = |name: &str| CheckedNode {
+        metadata: CheckedMeta {
             labels: map(&[("divvy.dev/gpu", "true"), ("kubernetes.io/os", "linux")]),
             ..named(name)
         },
-        status: NodeStatus {
+        status: CheckedNodeStatus {
             capacity: map(&[("cpu", "8"), ("aliyun.com/gpu-mem", "80"), ("aliyun.com/gpu-count", "2")]),
             allocatable: map(&[("cpu", "8"), ("aliyun.com/gpu-mem", "80"), ("aliyun.com/gpu-count", "2")]),
-            node_info: NodeInfo {
+            node_info: CheckedNodeInfo {
                 kubelet_version: "v1.33.2".to_owned(),
                 container_runtime_version: "containerd://2.1.3".to_owned(),
             },
         },
-        ..Node::default()
+        ..CheckedNode::default()
     };
     let mut agent = plugin("divvy-agent", "ghcr.io/divvy-dev/divvy:0.1.0");
     agent.metadata.labels = map(&[("app.kubernetes.io/name", "divvy")]);
@@ -319,7 +327,7 @@ pub(crate) fn cluster() -> Cluster {
         .metadata
         .annotations
         .insert("divvy.dev/inventory", inventory.to_owned());
-    Cluster {
+    ClusterFacts {
         nodes,
         pods: vec![extender, train, pod("web", "nginx")],
         daemon_sets: vec![agent],
@@ -332,24 +340,24 @@ pub(crate) fn cluster() -> Cluster {
 }
 
 /// Return a running pod on node gpu-1.
-pub(crate) fn pod(name: &str, image: &str) -> Pod {
-    Pod {
-        metadata: Meta {
+pub(crate) fn pod(name: &str, image: &str) -> CheckedPod {
+    CheckedPod {
+        metadata: CheckedMeta {
             namespace: "ml".to_owned(),
             ..named(name)
         },
-        spec: PodSpec {
+        spec: CheckedPodSpec {
             node_name: Some("gpu-1".to_owned()),
-            containers: vec![Container {
+            containers: vec![ContainerFacts {
                 name: "main".to_owned(),
                 image: image.to_owned(),
-                ..Container::default()
+                ..ContainerFacts::default()
             }],
-            ..PodSpec::default()
+            ..CheckedPodSpec::default()
         },
-        status: PodStatus {
+        status: CheckedPodStatus {
             phase: "Running".to_owned(),
-            ..PodStatus::default()
+            ..CheckedPodStatus::default()
         },
     }
 }
@@ -357,7 +365,7 @@ pub(crate) fn pod(name: &str, image: &str) -> Pod {
 /// Return a DaemonSet that runs on the nodes with GPUs.
 pub(crate) fn plugin(name: &str, image: &str) -> DaemonSet {
     let mut set = DaemonSet {
-        metadata: Meta {
+        metadata: CheckedMeta {
             namespace: "divvy-system".to_owned(),
             ..named(name)
         },
@@ -369,10 +377,10 @@ pub(crate) fn plugin(name: &str, image: &str) -> DaemonSet {
     set
 }
 
-pub(crate) fn named(name: &str) -> Meta {
-    Meta {
+pub(crate) fn named(name: &str) -> CheckedMeta {
+    CheckedMeta {
         name: name.to_owned(),
-        ..Meta::default()
+        ..CheckedMeta::default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Complete reports, one for each kind of machine.
 
-use divvy_doctor::{Facts, Report, Style, checks};
+use divvy_doctor::{DoctorReport, Facts, ReportStyle, checks};
 
 use crate::host::{Host, debian, none};
 use divvy_testkit::machine::kinds;
@@ -9,22 +9,22 @@ use divvy_testkit::machine::kinds;
 fn copy(host: &Host) -> String {
     printed(
         host,
-        Style {
+        ReportStyle {
             verbose: true,
-            ..Style::default()
+            ..ReportStyle::default()
         },
     )
 }
 
-fn printed(host: &Host, style: Style) -> String {
+fn printed(host: &Host, style: ReportStyle) -> String {
     let facts = Facts::of(host).expect("a machine");
-    Report::of(&facts, checks::ALL).print(style)
+    DoctorReport::of(&facts, checks::ALL).print(style)
 }
 
 /// With `--verbose`, the report says everything.
 #[test]
 fn a_machine_without_gpus_gets_a_short_report() {
-    let short = printed(&none(), Style::default());
+    let short = printed(&none(), ReportStyle::default());
     assert!(short.lines().count() < 12, "{short}");
     insta::assert_snapshot!("without_a_gpu", short);
     insta::assert_snapshot!("without_a_gpu_verbose", copy(&none()));

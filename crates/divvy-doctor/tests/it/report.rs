@@ -1,8 +1,8 @@
 //! Tests of the report and its exit status.
 
-use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources, Texts};
-use divvy_doctor::facts::programs::{Extender, Version};
-use divvy_doctor::{Asked, Line, Report, Status, Style, checks};
+use divvy_doctor::facts::cluster::{CheckedPod, CheckedResources, ClusterFacts, ContainerFacts, Texts};
+use divvy_doctor::facts::programs::{ExtenderFacts, ExtenderVersion};
+use divvy_doctor::{Asked, CheckStatus, DoctorReport, ReportLine, ReportStyle, checks};
 
 use crate::host::{cluster, debian, facts, none};
 
@@ -10,7 +10,7 @@ use crate::host::{cluster, debian, facts, none};
 fn the_exit_status_is_that_of_the_worst_finding() {
     let host = debian();
     let mut facts = facts(&host);
-    let status = |facts: &divvy_doctor::Facts<'_>| Report::of(facts, checks::ALL).exit_status();
+    let status = |facts: &divvy_doctor::Facts<'_>| DoctorReport::of(facts, checks::ALL).exit_status();
     assert_eq!(status(&facts), 0);
     facts.kernel_log = Asked::Answer("NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus.".to_owned());
     assert_eq!(status(&facts), 1);
@@ -28,7 +28,7 @@ fn a_finding_has_three_lines_and_optional_colour() {
         .filter(|check| ["D02", "D11"].contains(&check.id))
         .copied()
         .collect();
-    let report = Report::of(&facts, &only);
+    let report = DoctorReport::of(&facts, &only);
     insta::assert_snapshot!(report.text(false));
     let coloured = report.text(true);
     assert!(coloured.contains("\x1b[1;31mFAIL\x1b[0m D11") && coloured.contains("\x1b[32mPASS\x1b[0m D02"));
@@ -49,7 +49,7 @@ fn foreign_text_moves_no_cursor_and_forges_nothing() {
     let mut facts = facts(&host);
     facts.probe = Asked::Failed("it\u{1b}]0;title\u{7} hangs\nPASS D11 every GPU answers".to_owned());
     facts.kernel_log = Asked::Failed("a\nFAIL D99 forged".to_owned());
-    let text = Report::of(&facts, checks::ALL).text(false);
+    let text = DoctorReport::of(&facts, checks::ALL).text(false);
     let is_order = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
     assert!(!text.chars().any(is_order), "{text:?}");
     assert!(
@@ -83,11 +83,11 @@ fn this_machine_does_not_replace_an_unreadable_cluster() {
     facts.node = false;
     facts.cluster = Asked::Failed("nodes is forbidden".to_owned());
     facts.extender = Asked::Absent("the extender was not queried".to_owned());
-    let report = Report::of(&facts, checks::ALL);
+    let report = DoctorReport::of(&facts, checks::ALL);
     assert!(report.checks.len() > 10);
     for line in &report.checks {
         let said = line.could_not_look() && line.found.contains("nodes is forbidden");
-        assert!(said || (line.id == "K12" && line.status == Status::Skip), "{line:?}");
+        assert!(said || (line.id == "K12" && line.status == CheckStatus::Skip), "{line:?}");
     }
     assert_eq!(report.exit_status(), 2, "it is unknown whether all is well");
 }
@@ -103,7 +103,7 @@ fn each_reason_for_not_looking_is_listed_once() {
         cluster.refused.insert(plural.to_owned(), words.to_owned());
     }
     facts.cluster = Asked::Answer(cluster);
-    let report = Report::of(&facts, checks::ALL);
+    let report = DoctorReport::of(&facts, checks::ALL);
     assert_eq!(report.exit_status(), 2);
     insta::assert_snapshot!(report.text(false));
 }
@@ -115,7 +115,7 @@ fn json_tells_the_two_kinds_of_skip_apart() {
     let host = none();
     let mut facts = facts(&host);
     facts.cluster = Asked::Failed("no answer".to_owned());
-    let report = serde_json::to_value(Report::of(&facts, checks::ALL)).expect("JSON");
+    let report = serde_json::to_value(DoctorReport::of(&facts, checks::ALL)).expect("JSON");
     let of = |id: &str| {
         let lines = report["checks"].as_array().expect("lines");
         let line = lines.iter().find(|line| line["id"] == id).expect(id);
@@ -139,12 +139,12 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
         .filter(|check| ["D11", "D08", "C01"].contains(&check.id))
         .copied()
         .collect();
-    let style = Style {
+    let style = ReportStyle {
         width: Some(72),
         coloured: false,
         verbose: true,
     };
-    let text = Report::of(&facts, &checks).print(style);
+    let text = DoctorReport::of(&facts, &checks).print(style);
     for line in text.lines() {
         assert!(
             line.chars().count() <= 72 || line.trim_start().starts_with("/a/path"),
@@ -152,7 +152,7 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
         );
     }
     insta::assert_snapshot!(text);
-    let coloured = Report::of(&facts, &checks).print(Style { coloured: true, ..style });
+    let coloured = DoctorReport::of(&facts, &checks).print(ReportStyle { coloured: true, ..style });
     assert_eq!(text.lines().count(), coloured.lines().count(), "color codes have no width");
 }
 
@@ -160,32 +160,32 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
 #[test]
 fn placed_pods_prove_calls_of_a_fresh_extender() {
     let host = debian();
-    for (placed, status) in [(true, Status::Pass), (false, Status::Warn)] {
+    for (placed, status) in [(true, CheckStatus::Pass), (false, CheckStatus::Warn)] {
         let mut facts = facts(&host);
-        let mut pod = Pod::default();
-        let container = Container {
-            resources: Resources {
+        let mut pod = CheckedPod::default();
+        let container = ContainerFacts {
+            resources: CheckedResources {
                 limits: Texts::from_iter([("aliyun.com/gpu-mem", "3")]),
-                ..Resources::default()
+                ..CheckedResources::default()
             },
-            ..Container::default()
+            ..ContainerFacts::default()
         };
         pod.spec.containers.push(container);
         if placed {
             pod.metadata.annotations.insert("divvy.dev/allocation", "{}");
         }
-        facts.cluster = Asked::Answer(Cluster {
+        facts.cluster = Asked::Answer(ClusterFacts {
             pods: vec![pod],
-            ..Cluster::default()
+            ..ClusterFacts::default()
         });
-        facts.extender = Asked::Answer(Extender {
+        facts.extender = Asked::Answer(ExtenderFacts {
             url: "http://x".to_owned(),
-            version: Version::Known("0.1.0".to_owned()),
+            version: ExtenderVersion::Known("0.1.0".to_owned()),
             filter_calls: Some(0),
             left_out: Vec::new(),
         });
         let check = checks::by_id("K12").expect("a check");
-        let line = Line::of(check, &facts);
+        let line = ReportLine::of(check, &facts);
         assert_eq!(line.status, status, "{line:?}");
     }
 }

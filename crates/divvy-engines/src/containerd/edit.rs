@@ -2,11 +2,11 @@
 
 use toml_edit::{DocumentMut, Item};
 
-use super::{File, Merge, absolute, load, read, section};
+use super::{ContainerdFile, Merge, absolute, load, read, section};
 use crate::copied_from::source;
-use crate::edit::{After, RuntimeSettings, Write};
+use crate::edit::{EditedFiles, RuntimeSettings, Write};
 use crate::text::{text, toml};
-use crate::{Configuration, Error, Files, glob, toml_text};
+use crate::{Configuration, Error, TextFiles, glob, toml_text};
 
 /// The files to write, and how containerd reads them.
 pub(crate) struct Where<'t> {
@@ -23,7 +23,7 @@ const LINUX_V1: &str = "io.containerd.runtime.v1.linux";
 
 /// Compute the new texts. The drop-in comes before the file that imports it.
 pub(crate) fn configure(
-    files: &dyn Files,
+    files: &dyn TextFiles,
     at: &Where<'_>,
     settings: &RuntimeSettings,
     ours: &dyn Fn(&str, &str) -> bool,
@@ -31,7 +31,7 @@ pub(crate) fn configure(
 ) -> Result<Vec<Write>, Error> {
     let merge = at.merge.unwrap_or(Merge::Sections);
     // A drop-in that is about to be replaced is not read: it may even be invalid.
-    let known = After {
+    let known = EditedFiles {
         files,
         edits: at
             .drop_in
@@ -40,7 +40,7 @@ pub(crate) fn configure(
             .into_iter()
             .collect(),
     };
-    let said = After {
+    let said = EditedFiles {
         files: &known,
         edits: settings
             .printed
@@ -76,7 +76,7 @@ pub(crate) fn configure(
             Some(now) => (String::new(), now),
             None => (settings.header(), String::new()),
         };
-        let place = Place {
+        let place = SectionPlace {
             path: at.config,
             version,
             section: main
@@ -97,14 +97,14 @@ pub(crate) fn configure(
     };
     let now = text(files, drop_in)?;
     let fresh = now.as_deref().is_none_or(|now| settings.overwrite || ours(drop_in, now));
-    let without = After {
+    let without = EditedFiles {
         files: &said,
         edits: if fresh { vec![(drop_in.to_owned(), None)] } else { Vec::new() },
     };
     let effective = tables(&load(&without, at.config, merge)?, merge, Some(drop_in))?;
     let configured = read(&without, at.config, merge)?;
     let version = effective.as_ref().map_or(version, |effective| effective.version);
-    let place = Place {
+    let place = SectionPlace {
         path: drop_in,
         version,
         section: effective.as_ref().map_or(section(version), |effective| effective.section),
@@ -190,7 +190,7 @@ fn begin(version: i64, comment: &str) -> DocumentMut {
     document
 }
 
-struct Place<'p> {
+struct SectionPlace<'p> {
     path: &'p str,
     version: i64,
     section: &'static str,
@@ -204,7 +204,7 @@ struct CriSection {
     from: String,
 }
 
-fn tables(loaded: &[File], merge: Merge, but: Option<&str>) -> Result<Option<CriSection>, Error> {
+fn tables(loaded: &[ContainerdFile], merge: Merge, but: Option<&str>) -> Result<Option<CriSection>, Error> {
     let mut effective: Option<CriSection> = None;
     for file in loaded.iter().filter(|file| Some(file.path.as_str()) != but) {
         let values = file.values()?;
@@ -251,7 +251,7 @@ fn broken(path: &str) -> Error {
 #[expect(clippy::too_many_arguments, reason = "one call for the drop-in and one for the main file")]
 fn into(
     document: &mut DocumentMut,
-    place: &Place<'_>,
+    place: &SectionPlace<'_>,
     effective: &Option<CriSection>,
     configured: &Configuration,
     settings: &RuntimeSettings,
@@ -417,7 +417,7 @@ fn merge_into(table: &mut dyn toml_edit::TableLike, values: &toml::Table) {
 
 /// Return the main file's text with one more import: the customary pattern `DIRECTORY/*.toml` if this pattern would not activate
 /// any other file in the directory, otherwise only the drop-in.
-fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Result<String, Error> {
+fn import(files: &dyn TextFiles, at: &Where<'_>, drop_in: &str, version: i64) -> Result<String, Error> {
     let directory = glob::directory(drop_in);
     let others = files
         .names(directory)
@@ -465,7 +465,7 @@ fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Res
 
 /// Return a file's text without the runtime `name`, and without a default-runtime setting that names it.
 pub(crate) fn without(path: &str, text: &str, name: &str, merge: Merge) -> Result<String, Error> {
-    let file = File::parse(path.to_owned(), text.to_owned(), merge)?;
+    let file = ContainerdFile::parse(path.to_owned(), text.to_owned(), merge)?;
     let mut document = toml_text::document(path, text)?;
     let of = ["plugins", file.section, "containerd"];
     if let Some(table) = toml_text::find(document.as_item_mut(), &of)

@@ -1,12 +1,12 @@
 //! The configuration that a release of containerd uses, from the files that it reads (`LoadConfig` and `MigrateConfig` in
 //! `cmd/containerd/server/config`, and `configMigration` in `plugins/cri/runtime`).
 
-use super::{File, Merge, Release, add, load, section};
+use super::{ContainerdFile, ContainerdRelease, Merge, add, load, section};
 use crate::text::Values;
-use crate::{Configuration, Error, Files, Ignored};
+use crate::{Configuration, Error, Ignored, TextFiles};
 
 /// From this release on, containerd accepts an imported file with a higher version than the main file's.
-const ANY_ORDER: Release = (2, 3, 5);
+const ANY_ORDER: ContainerdRelease = (2, 3, 5);
 
 /// The keys of `io.containerd.grpc.v1.cri` that containerd 2 reads there in a file of any version.
 const OF_SERVER: [&str; 6] = [
@@ -22,7 +22,7 @@ const OF_SERVER: [&str; 6] = [
 ///
 /// # Errors
 /// Fails with [`Error::Version`] if this release does not start because of the files' versions, and with the errors of [`read`](super::read).
-pub fn effective(files: &dyn Files, main: &str, release: Release) -> Result<Configuration, Error> {
+pub fn effective(files: &dyn TextFiles, main: &str, release: ContainerdRelease) -> Result<Configuration, Error> {
     let by_key = if release >= (2, 0, 0) { Merge::Keys } else { Merge::Sections };
     let loaded = load(files, main, by_key)?;
     let last = accepted(&loaded, release)?;
@@ -30,7 +30,7 @@ pub fn effective(files: &dyn Files, main: &str, release: Release) -> Result<Conf
         version: loaded.first().and_then(|file| file.version),
         ..Configuration::default()
     };
-    let read: Vec<(&File, Values<'_>)> = loaded
+    let read: Vec<(&ContainerdFile, Values<'_>)> = loaded
         .iter()
         .map(|file| Ok((file, file.values()?)))
         .collect::<Result<_, Error>>()?;
@@ -59,7 +59,7 @@ pub fn effective(files: &dyn Files, main: &str, release: Release) -> Result<Conf
         return Ok(all);
     }
     // Each file is converted on its own from containerd 2.3 on; before that, all files together.
-    let units: Vec<&[(&File, Values<'_>)]> = if release >= (2, 3, 0) {
+    let units: Vec<&[(&ContainerdFile, Values<'_>)]> = if release >= (2, 3, 0) {
         read.chunks(1).collect()
     } else {
         vec![&read]
@@ -98,17 +98,18 @@ pub fn effective(files: &dyn Files, main: &str, release: Release) -> Result<Conf
 }
 
 /// Return the version of the merged configuration, which decides what containerd before 2.3 reads.
-fn accepted(loaded: &[File], release: Release) -> Result<i64, Error> {
-    const NEWEST: [(Release, i64, &str); 3] = [((2, 3, 0), 4, "2.3"), ((2, 0, 0), 3, "2.0 to 2.2"), ((1, 7, 0), 2, "1.7")];
+fn accepted(loaded: &[ContainerdFile], release: ContainerdRelease) -> Result<i64, Error> {
+    const NEWEST: [(ContainerdRelease, i64, &str); 3] =
+        [((2, 3, 0), 4, "2.3"), ((2, 0, 0), 3, "2.0 to 2.2"), ((1, 7, 0), 2, "1.7")];
     let newest = NEWEST.iter().find(|(from, ..)| release >= *from);
-    let refused = |file: &File, why: String| {
+    let refused = |file: &ContainerdFile, why: String| {
         Err(Error::Version {
             path: file.path.clone(),
             version: file.stated,
             why,
         })
     };
-    let mut main: Option<&File> = None;
+    let mut main: Option<&ContainerdFile> = None;
     // containerd 2.0 to 2.2 convert a file without a version to their newest version first.
     let mut last = if release >= (2, 0, 0) { 3 } else { 1 };
     for file in loaded {
@@ -142,7 +143,7 @@ fn accepted(loaded: &[File], release: Release) -> Result<i64, Error> {
 
 fn ignore(
     all: &mut Configuration,
-    file: &File,
+    file: &ContainerdFile,
     values: &Values<'_>,
     sections: impl Iterator<Item = &'static str>,
 ) -> Result<(), Error> {

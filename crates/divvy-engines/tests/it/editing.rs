@@ -2,7 +2,7 @@
 //! (`docs/compatibility/toolkit.md`). In each case, Divvy does the same as `nvidia-ctk`, or deliberately better.
 
 use divvy_engines::containerd::{self, Merge};
-use divvy_engines::{Error, Plan, Record, RuntimeSettings, Target, configure, crio, docker, undo};
+use divvy_engines::{EditPlan, EngineTarget, Error, OriginalTexts, RuntimeSettings, configure, crio, docker, undo};
 
 use crate::{CONTAINERD, CRIO, DOCKER, Tree, V2, tree};
 
@@ -26,7 +26,7 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
             "not the path",
         ),
     ] {
-        let said = Record::parse(path, text).expect_err(text).to_string();
+        let said = OriginalTexts::parse(path, text).expect_err(text).to_string();
         assert!(
             said.starts_with(&format!("{path} is not the record that divvy wrote")) && said.contains(part),
             "{said}"
@@ -42,7 +42,7 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
         r#"{"files":{"/etc/docker/daemon.json":{"original":"{","written":"{}"}}}"#,
         r#"{"files":{"/etc/docker/daemon.json":{"original":null,"written":"[]"}}}"#,
     ] {
-        let record = Record::parse(path, text).expect("a record");
+        let record = OriginalTexts::parse(path, text).expect("a record");
         let said = undo(&files, &docker_target(), "nvidia", Some(&record))
             .expect_err(text)
             .to_string();
@@ -74,8 +74,8 @@ pub(crate) fn default_and_cdi() -> RuntimeSettings {
     }
 }
 
-pub(crate) fn docker_target() -> Target {
-    Target::Docker {
+pub(crate) fn docker_target() -> EngineTarget {
+    EngineTarget::Docker {
         config: DOCKER.to_owned(),
     }
 }
@@ -83,8 +83,8 @@ pub(crate) fn docker_target() -> Target {
 pub(crate) const DROP_IN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 pub(crate) const CRIO_DROP_IN: &str = "/etc/crio/crio.conf.d/99-nvidia.toml";
 
-pub(crate) fn containerd_target(drop_in: Option<&str>, merge: Option<Merge>) -> Target {
-    Target::Containerd {
+pub(crate) fn containerd_target(drop_in: Option<&str>, merge: Option<Merge>) -> EngineTarget {
+    EngineTarget::Containerd {
         config: CONTAINERD.to_owned(),
         drop_in: drop_in.map(str::to_owned),
         merge,
@@ -92,14 +92,14 @@ pub(crate) fn containerd_target(drop_in: Option<&str>, merge: Option<Merge>) -> 
     }
 }
 
-pub(crate) fn crio_target(drop_in: Option<&str>) -> Target {
-    Target::Crio {
+pub(crate) fn crio_target(drop_in: Option<&str>) -> EngineTarget {
+    EngineTarget::Crio {
         config: CRIO.to_owned(),
         drop_in: drop_in.map(str::to_owned),
     }
 }
 
-pub(crate) fn apply(files: &mut Tree, plan: &Plan) {
+pub(crate) fn apply(files: &mut Tree, plan: &EditPlan) {
     for edit in &plan.edits {
         assert_eq!(files.get(&edit.path), edit.before.as_ref());
         match &edit.after {
@@ -110,7 +110,7 @@ pub(crate) fn apply(files: &mut Tree, plan: &Plan) {
 }
 
 /// Configure the files, check that a second run changes nothing, and check that undo restores them byte for byte.
-pub(crate) fn there_and_back(files: &Tree, target: &Target, settings: &RuntimeSettings) -> (Tree, Record) {
+pub(crate) fn there_and_back(files: &Tree, target: &EngineTarget, settings: &RuntimeSettings) -> (Tree, OriginalTexts) {
     let mut after = files.clone();
     let plan = configure(&after, target, settings, None).unwrap_or_else(|error| panic!("{error}"));
     apply(&mut after, &plan);
@@ -808,7 +808,7 @@ fn an_edited_file_loses_only_what_is_ours() {
 
 #[test]
 fn a_template_of_k3s_gets_a_marked_part() {
-    let target = Target::Template {
+    let target = EngineTarget::Template {
         config: "/k3s/config-v3.toml.tmpl".to_owned(),
         generated: "/k3s/config.toml".to_owned(),
         version: 3,

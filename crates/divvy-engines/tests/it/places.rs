@@ -1,12 +1,12 @@
 //! The files and the kubelet's cgroup driver of each distribution.
 
-use divvy_engines::{Engine, Error, RuntimeSettings, Target, Wanted, containerd, runtime_class};
+use divvy_engines::{Engine, EngineTarget, Error, RuntimeSettings, WantedFiles, containerd, runtime_class};
 
 use super::editing::{settings, there_and_back};
 use crate::{CONTAINERD, Tree, tree};
 
-fn target(engine: Engine, files: &Tree) -> Target {
-    engine.target(files, &Wanted::default()).expect("a target")
+fn target(engine: Engine, files: &Tree) -> EngineTarget {
+    engine.target(files, &WantedFiles::default()).expect("a target")
 }
 
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd";

@@ -1,7 +1,7 @@
 //! Properties for any valid configuration file: a second run changes nothing, and undo restores the file byte for byte.
 
 use divvy_engines::containerd::Merge;
-use divvy_engines::{RuntimeSettings, Target, undo};
+use divvy_engines::{EngineTarget, RuntimeSettings, undo};
 use proptest::prelude::*;
 
 use super::editing::{CRIO_DROP_IN, DROP_IN, apply, containerd_target, crio_target, docker_target, there_and_back};
@@ -145,7 +145,7 @@ fn settings() -> impl Strategy<Value = RuntimeSettings> {
     })
 }
 
-fn containerds() -> impl Strategy<Value = Target> {
+fn containerds() -> impl Strategy<Value = EngineTarget> {
     let merge = prop_oneof![Just(None), Just(Some(Merge::Sections)), Just(Some(Merge::Keys))];
     (any::<bool>(), merge).prop_map(|(drop_in, merge)| containerd_target(drop_in.then_some(DROP_IN), merge))
 }

@@ -5,7 +5,7 @@ use divvy_engines::{Configuration, Error, containerd, crio, docker};
 use divvy_host::Root;
 
 use crate::{CONTAINERD, CRIO, DOCKER, Tree, V2, tree};
-use divvy_testkit::machine::Machine;
+use divvy_testkit::machine::MachineFiles;
 
 fn of_containerd(files: &Tree, merge: Merge) -> Configuration {
     containerd::read(files, CONTAINERD, merge).expect("read")
@@ -163,7 +163,7 @@ fn crio_takes_a_runtime_from_the_last_file_that_has_it() {
 /// What cannot be read is not taken for a missing file.
 #[test]
 fn a_machine_s_tree_is_read_through_links() {
-    let mut machine = Machine::default();
+    let mut machine = MachineFiles::default();
     machine
         .file("/opt/etc/daemon.json", "{\"default-runtime\": \"nvidia\"}")
         .link("/etc/docker/daemon.json", "/opt/etc/daemon.json")
@@ -209,7 +209,7 @@ const NEW: &str = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes
 const FIRST: &str = "[plugins.cri.containerd.runtimes.first]\n";
 
 /// Return the runtimes that this release has with a main file and a drop-in, and the sections that it ignores; or its reason not to start.
-fn used(release: containerd::Release, main: &str, drop_in: &str) -> String {
+fn used(release: containerd::ContainerdRelease, main: &str, drop_in: &str) -> String {
     let main = format!("imports = [\"conf.d/*.toml\"]\n{main}");
     let files = tree([(CONTAINERD, &main), ("/etc/containerd/conf.d/a.toml", drop_in)]);
     match containerd::effective(&files, CONTAINERD, release) {
@@ -229,12 +229,12 @@ fn used(release: containerd::Release, main: &str, drop_in: &str) -> String {
 /// Observed with the programs 1.6.20 and 2.3.7, and with `LoadConfig` of the others.
 #[test]
 fn each_release_uses_of_its_files_what_its_own_rules_say() {
-    const R16: containerd::Release = (1, 6, 20);
-    const R17: containerd::Release = (1, 7, 28);
-    const R20: containerd::Release = (2, 0, 7);
-    const R22: containerd::Release = (2, 2, 0);
-    const R232: containerd::Release = (2, 3, 2);
-    const R237: containerd::Release = (2, 3, 7);
+    const R16: containerd::ContainerdRelease = (1, 6, 20);
+    const R17: containerd::ContainerdRelease = (1, 7, 28);
+    const R20: containerd::ContainerdRelease = (2, 0, 7);
+    const R22: containerd::ContainerdRelease = (2, 2, 0);
+    const R232: containerd::ContainerdRelease = (2, 3, 2);
+    const R237: containerd::ContainerdRelease = (2, 3, 7);
     let (v2, v3, v4) = ("version = 2\n", "version = 3\n", "version = 4\n");
     for (releases, main, drop_in, is) in [
         (

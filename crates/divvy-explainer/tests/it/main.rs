@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use divvy_explainer::service_proxy::SERVER_NAME;
-use divvy_explainer::{Settings, run_with};
+use divvy_explainer::{ExplainerSettings, run_with};
 use divvy_model::MemoryUnit;
-use divvy_testbed::api::{ApiServer, Effect, Match, Options, PatchKind, Right, Rule};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Effect, FaultRule, Match, PatchKind, Right};
 use divvy_testbed::builders::pod;
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Empty};
@@ -32,7 +32,7 @@ struct Explainer {
 
 /// A cluster with a waiting pod in namespace `ml`, and pods in `ml` and `other` that hold the memory that the waiting pod needs.
 async fn explainer() -> Explainer {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     for namespace in ["ml", "other"] {
         api.create("namespaces", json!({"metadata": {"name": namespace}}))
             .expect("a namespace");
@@ -75,7 +75,7 @@ async fn explainer() -> Explainer {
     }
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
-    let settings = Settings {
+    let settings = ExplainerSettings {
         memory_unit: MemoryUnit::GIB,
         configmap: ("kube-public".to_owned(), "divvy".to_owned()),
     };
@@ -248,7 +248,7 @@ async fn an_unreadable_cluster_is_not_read_per_question() {
     let refused = Effect::Refuse(500);
     let rule = api
         .faults()
-        .add(Rule::new(Match::any().verb("list").resource("nodes"), refused));
+        .add(FaultRule::new(Match::any().verb("list").resource("nodes"), refused));
     for _ in 0..3 {
         let (status, answer) = asked(&explainer, "/why/ml/mine", "member").await;
         assert!(
@@ -273,9 +273,10 @@ async fn users_who_ask_at_once_share_one_reading_of_the_cluster() {
     let explainer = explainer().await;
     let api = &explainer.api;
     let slowly = Effect::Latency(Duration::from_millis(200));
-    let rule = api
-        .faults()
-        .add(Rule::new(Match::any().verb("list").resource("pods").namespace(""), slowly));
+    let rule = api.faults().add(FaultRule::new(
+        Match::any().verb("list").resource("pods").namespace(""),
+        slowly,
+    ));
     let questions = (0..8).map(|_| asked(&explainer, "/why/ml/mine", "member"));
     for (status, answer) in futures::future::join_all(questions).await {
         assert_eq!(status, 200, "{answer}");
@@ -289,9 +290,10 @@ async fn questions_that_nobody_waits_for_any_more_still_count() {
     let explainer = explainer().await;
     let api = &explainer.api;
     let forever = Effect::Latency(Duration::from_secs(600));
-    let rule = api
-        .faults()
-        .add(Rule::new(Match::any().verb("list").resource("pods").namespace(""), forever));
+    let rule = api.faults().add(FaultRule::new(
+        Match::any().verb("list").resource("pods").namespace(""),
+        forever,
+    ));
     for _ in 0..8 {
         let mut asks = tunnel(&explainer).await.expect("a tunnel");
         let request = Request::get("/why/ml/mine").header(header::AUTHORIZATION, "Bearer member");

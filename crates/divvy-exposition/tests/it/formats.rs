@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_exposition::{Float, Format, Histogram, Page};
+use divvy_exposition::{Float, Histogram, MetricsFormat, MetricsPage};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ divvy_exposition::metrics! {
     RATIO: Gauge = "ratio", "Ratio.";
 }
 
-fn write(mut page: Page<'_>, texts: &[(String, i64, u32)]) -> String {
+fn write(mut page: MetricsPage<'_>, texts: &[(String, i64, u32)]) -> String {
     let mut counters: BTreeMap<_, u64> = BTreeMap::new();
     let (mut gauges, mut times) = (BTreeMap::new(), BTreeMap::new());
     for (text, value, count) in texts {
@@ -48,7 +48,7 @@ fn write(mut page: Page<'_>, texts: &[(String, i64, u32)]) -> String {
 #[test]
 fn a_page_is_written_as_the_formats_say() {
     let text = |format| {
-        let mut page = Page::new(format);
+        let mut page = MetricsPage::new(format);
         page.write_by(&THINGS, "a", [("x\"\\\n", 1), ("\u{e4}\r", 2)]);
         let mut times = Histogram::new(&[0.5, 1e9]);
         for time in [0.5, 0.75] {
@@ -69,9 +69,9 @@ fn a_page_is_written_as_the_formats_say() {
         "# HELP times Times.\n# TYPE times histogram\n{times}# HELP size_bytes Size \"in bytes\".\n# TYPE size_bytes gauge\n{size}"
     );
     let expected = format!("# HELP things_total Things.\n# TYPE things_total counter\n{things}{rest}");
-    assert_eq!(text(Format::Text), expected);
+    assert_eq!(text(MetricsFormat::Text), expected);
     let expected = format!("# HELP things Things.\n# TYPE things counter\n{things}{rest}# EOF\n");
-    assert_eq!(text(Format::OpenMetrics), expected);
+    assert_eq!(text(MetricsFormat::OpenMetrics), expected);
 }
 
 #[test]
@@ -83,21 +83,21 @@ fn a_page_takes_only_the_metrics_that_it_is_for() {
         (vec!["things"], vec![]),
     ] {
         let only: BTreeSet<String> = names.into_iter().map(str::to_owned).collect();
-        let scrape = reader::text(&write(Page::only(Format::Text, &only), &texts));
+        let scrape = reader::text(&write(MetricsPage::only(MetricsFormat::Text, &only), &texts));
         let found: Vec<&str> = scrape.families.iter().map(|((name, ..), _)| name.as_str()).collect();
         assert_eq!(found, expected);
     }
     let all = BTreeSet::new();
     assert_eq!(
-        write(Page::only(Format::Text, &all), &texts),
-        write(Page::new(Format::Text), &texts)
+        write(MetricsPage::only(MetricsFormat::Text, &all), &texts),
+        write(MetricsPage::new(MetricsFormat::Text), &texts)
     );
 }
 
 proptest! {
     #[test]
     fn both_formats_have_the_same_samples(texts in vec((any_text(), any::<i64>(), any::<u32>()), 1..4)) {
-        let [text, open_metrics] = Format::ALL.map(|format| write(Page::new(format), &texts));
+        let [text, open_metrics] = MetricsFormat::ALL.map(|format| write(MetricsPage::new(format), &texts));
         let (text, open_metrics) = (reader::text(&text), reader::open_metrics(&open_metrics));
         prop_assert_eq!(text.samples(), open_metrics.samples());
         // The labels are those that the page was given.

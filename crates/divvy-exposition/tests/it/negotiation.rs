@@ -1,9 +1,9 @@
 //! Which client gets which format.
 
-use divvy_exposition::Format::{self, OpenMetrics, Text};
+use divvy_exposition::MetricsFormat::{self, OpenMetrics, Text};
 use proptest::prelude::*;
 
-const CASES: &[(&[&str], Format, &str)] = &[
+const CASES: &[(&[&str], MetricsFormat, &str)] = &[
     (
         &[
             "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
@@ -103,13 +103,17 @@ const CASES: &[(&[&str], Format, &str)] = &[
 #[test]
 fn each_client_gets_the_format_that_it_prefers() {
     for (accept, expected, client) in CASES {
-        assert_eq!(Format::negotiate(accept.iter().copied()), *expected, "{client}: {accept:?}");
+        assert_eq!(
+            MetricsFormat::negotiate(accept.iter().copied()),
+            *expected,
+            "{client}: {accept:?}"
+        );
     }
 }
 
 #[test]
 fn content_types_are_those_that_prometheus_3_knows() {
-    let types = Format::ALL.map(Format::content_type);
+    let types = MetricsFormat::ALL.map(MetricsFormat::content_type);
     assert_eq!(types[0], "text/plain; version=0.0.4; charset=utf-8");
     assert_eq!(types[1], "application/openmetrics-text; version=1.0.0; charset=utf-8");
 }
@@ -121,11 +125,11 @@ proptest! {
         noise in "[ -~]{0,40}",
         weights in (0..=1000u16, 0..=1000u16),
     ) {
-        let _any: Format = Format::negotiate([noise.as_str()]);
+        let _any: MetricsFormat = MetricsFormat::negotiate([noise.as_str()]);
         let (text, open_metrics) = weights;
         let quality = |weight: u16| format!("{}.{:03}", weight / 1000, weight % 1000);
         let accept = format!("x/y;a=b, text/plain;q={}, application/openmetrics-text;q={}, image/*", quality(text), quality(open_metrics));
         let expected = if open_metrics > 0 && open_metrics >= text { OpenMetrics } else { Text };
-        prop_assert_eq!(Format::negotiate([accept.as_str()]), expected);
+        prop_assert_eq!(MetricsFormat::negotiate([accept.as_str()]), expected);
     }
 }

@@ -1,6 +1,6 @@
 //! Metrics under names of others, and any text.
 
-use divvy_exposition::{Decimal, Format, Kind, Metric, Page};
+use divvy_exposition::{Decimal, Metric, MetricKind, MetricsFormat, MetricsPage};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ divvy_exposition::metrics! {
 
 #[test]
 fn a_metric_is_described_and_its_samples_follow() {
-    let mut page = Page::new(Format::Text);
+    let mut page = MetricsPage::new(MetricsFormat::Text);
     let energy = [
         ([("gpu", "0"), ("UUID", "GPU-\"\\\n\u{fc}")], u64::MAX),
         ([("gpu", "1"), ("UUID", "")], 0),
@@ -58,7 +58,7 @@ fn decimals_are_exact() {
 proptest! {
     #[test]
     fn any_text_survives_as_a_labels_value(values in vec((any_text(), any::<i64>()), 1..5)) {
-        let mut page = Page::new(Format::Text);
+        let mut page = MetricsPage::new(MetricsFormat::Text);
         page.write(&X, values.iter().map(|(value, number)| ([("a", value), ("b", value)], number)));
         let text = page.finish();
         let scrape = reader::text(&text);
@@ -74,8 +74,8 @@ proptest! {
     fn any_help_text_stays_in_its_line(help in any_text()) {
         // A declared help text lives as long as the program.
         let help: &'static str = help.leak();
-        let metric = Metric { name: "x", kind: Kind::Gauge, help };
-        let mut page = Page::new(Format::Text);
+        let metric = Metric { name: "x", kind: MetricKind::Gauge, help };
+        let mut page = MetricsPage::new(MetricsFormat::Text);
         page.write_one(&metric, 1);
         let text = page.finish();
         let scrape = reader::text(&text);

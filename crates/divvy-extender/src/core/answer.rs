@@ -78,10 +78,10 @@ pub fn got(code: u16, body: &[u8], pod: &PodKey) -> Got {
 
 fn status_of(body: &[u8]) -> Option<Status> {
     #[derive(serde::Deserialize)]
-    struct Kind {
+    struct StatusKind {
         kind: String,
     }
-    let kind: Kind = serde_json::from_slice(body).ok()?;
+    let kind: StatusKind = serde_json::from_slice(body).ok()?;
     if kind.kind != "Status" {
         return None;
     }

@@ -13,8 +13,8 @@
 //! - The next try sends the same allocation again, so that it does not matter which of the two POSTs the API server carries
 //!   out. If the reserved GPU has failed in the meantime, the next try chooses another one, and the earlier allocation also
 //!   stays reserved (`Reservation::earlier`).
-//! - [`Core::sweep`] reads the pod every few seconds. If the pod is still not bound after
-//!   [`Timing::doubt_ns`](super::Timing::doubt_ns), the sweep releases the reservation.
+//! - [`ExtenderCore::sweep`] reads the pod every few seconds. If the pod is still not bound after
+//!   [`CoreTiming::doubt_ns`](super::Timing::doubt_ns), the sweep releases the reservation.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use divvy_model::{Held, Pod};
 use divvy_placement::{Ask, Reservation, Standing};
 
 use super::binding::{BindingRequest, annotations};
-use super::{Action, BindArgs, BindError, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
+use super::{BindArgs, BindError, BindOp, ExtenderAction, ExtenderCore, Got, Now, OpId, Posted, Stage, Ticket};
 
 /// How many times a nominated pod is read again before its bind is refused for lack of room.
 ///
@@ -34,15 +34,15 @@ const LOOKS: u8 = 4;
 /// The pause before each of the reads that [`LOOKS`] counts.
 const LOOK_AGAIN_NS: u64 = 25_000_000;
 
-impl Core {
-    /// Start a bind that a caller requests. The answer comes as an [`Action::Answer`] for the returned ticket, now or later.
-    pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<Action>) {
+impl ExtenderCore {
+    /// Start a bind that a caller requests. The answer comes as an [`ExtenderAction::Answer`] for the returned ticket, now or later.
+    pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<ExtenderAction>) {
         let ticket = Ticket(self.next);
         self.next += 1;
         if let Err(error) = self.may_bind() {
             self.counts.refused += 1;
             let result = Err(error);
-            return (ticket, vec![Action::Answer { ticket, result }]);
+            return (ticket, vec![ExtenderAction::Answer { ticket, result }]);
         }
         // kube-scheduler repeats a bind if it got no answer: join the equal bind that is under way.
         if let Some(op) = self.ops.values_mut().find(|op| op.args == args) {
@@ -53,7 +53,7 @@ impl Core {
         self.next += 1;
         self.ops.insert(
             id,
-            Op {
+            BindOp {
                 args,
                 tickets: vec![ticket],
                 deadline_ns: now.monotonic_ns.saturating_add(self.timing.answer_within_ns),
@@ -70,8 +70,8 @@ impl Core {
         (ticket, self.advance(now))
     }
 
-    /// Handle the API server's answer to an [`Action::Post`], or the lack of an answer.
-    pub fn posted(&mut self, id: OpId, outcome: Posted, now: Now) -> Vec<Action> {
+    /// Handle the API server's answer to an [`ExtenderAction::Post`], or the lack of an answer.
+    pub fn posted(&mut self, id: OpId, outcome: Posted, now: Now) -> Vec<ExtenderAction> {
         let Some(op) = self.ops.get_mut(&id).filter(|op| op.stage == Stage::Posting) else {
             return Vec::new();
         };
@@ -112,8 +112,8 @@ impl Core {
         actions
     }
 
-    /// Handle the API server's answer to an [`Action::Get`], or the lack of an answer.
-    pub fn got(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<Action> {
+    /// Handle the API server's answer to an [`ExtenderAction::Get`], or the lack of an answer.
+    pub fn got(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<ExtenderAction> {
         let Some(op) = self.ops.get(&id) else {
             return Vec::new();
         };
@@ -127,7 +127,7 @@ impl Core {
     }
 
     /// Start the binds that can start, in the order in which they were requested.
-    fn advance(&mut self, now: Now) -> Vec<Action> {
+    fn advance(&mut self, now: Now) -> Vec<ExtenderAction> {
         self.age_departed(now);
         let mut actions = Vec::new();
         // A bind that ends at once frees its pod for the next bind, so repeat until no bind can start.
@@ -153,7 +153,7 @@ impl Core {
         })
     }
 
-    fn look_up(&mut self, id: OpId) -> Vec<Action> {
+    fn look_up(&mut self, id: OpId) -> Vec<ExtenderAction> {
         let Some(op) = self.ops.get_mut(&id) else {
             return Vec::new();
         };
@@ -170,19 +170,19 @@ impl Core {
     }
 
     /// Read the pod from the API server before the bind goes on.
-    fn read_pod(&mut self, id: OpId, after_ns: u64) -> Vec<Action> {
+    fn read_pod(&mut self, id: OpId, after_ns: u64) -> Vec<ExtenderAction> {
         let Some(op) = self.ops.get_mut(&id) else {
             return Vec::new();
         };
         op.stage = Stage::LookingUp;
-        vec![Action::Get {
+        vec![ExtenderAction::Get {
             op: id,
             pod: op.args.key(),
             after_ns,
         }]
     }
 
-    fn looked_up(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<Action> {
+    fn looked_up(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<ExtenderAction> {
         let Some(op) = self.ops.get_mut(&id) else {
             return Vec::new();
         };
@@ -221,7 +221,7 @@ impl Core {
     }
 
     /// Answer the bind if the pod alone decides the outcome. Otherwise wait until no other bind posts for the node.
-    fn decide(&mut self, id: OpId, pod: Pod) -> Vec<Action> {
+    fn decide(&mut self, id: OpId, pod: Pod) -> Vec<ExtenderAction> {
         let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
             return Vec::new();
         };
@@ -243,7 +243,7 @@ impl Core {
         Vec::new()
     }
 
-    fn bound_already(&mut self, id: OpId, args: &BindArgs, bound: Option<&str>) -> Option<Vec<Action>> {
+    fn bound_already(&mut self, id: OpId, args: &BindArgs, bound: Option<&str>) -> Option<Vec<ExtenderAction>> {
         match bound {
             None => None,
             Some(node) if node == args.node => {
@@ -256,7 +256,7 @@ impl Core {
 
     /// Choose GPU memory that is free now, reserve it, and send the Binding. This is called when no other bind posts for the
     /// node.
-    fn place(&mut self, id: OpId, now: Now) -> Vec<Action> {
+    fn place(&mut self, id: OpId, now: Now) -> Vec<ExtenderAction> {
         let Some((args, pod)) = self.ops.get(&id).and_then(|op| Some((op.args.clone(), op.pod.clone()?))) else {
             return Vec::new();
         };
@@ -349,7 +349,7 @@ impl Core {
             op.doubted = doubted;
         }
         self.nodes_taken.insert(args.node.clone(), id);
-        vec![Action::Post {
+        vec![ExtenderAction::Post {
             op: id,
             binding: BindingRequest {
                 namespace: args.pod_namespace,
@@ -361,19 +361,19 @@ impl Core {
         }]
     }
 
-    fn resolve(&mut self, id: OpId, refused: bool, text: String, after_ns: u64) -> Vec<Action> {
+    fn resolve(&mut self, id: OpId, refused: bool, text: String, after_ns: u64) -> Vec<ExtenderAction> {
         let Some(op) = self.ops.get_mut(&id) else {
             return Vec::new();
         };
         op.stage = Stage::Resolving { refused, text };
-        vec![Action::Get {
+        vec![ExtenderAction::Get {
             op: id,
             pod: op.args.key(),
             after_ns,
         }]
     }
 
-    fn resolved(&mut self, id: OpId, outcome: Got, refused: bool, text: String, now: Now) -> Vec<Action> {
+    fn resolved(&mut self, id: OpId, outcome: Got, refused: bool, text: String, now: Now) -> Vec<ExtenderAction> {
         let Some((args, sent)) = self.ops.get(&id).map(|op| (op.args.clone(), op.sent.clone())) else {
             return Vec::new();
         };
@@ -429,7 +429,7 @@ impl Core {
         }
     }
 
-    fn unknown(&mut self, id: OpId, error: BindError) -> Vec<Action> {
+    fn unknown(&mut self, id: OpId, error: BindError) -> Vec<ExtenderAction> {
         self.counts.unknown += 1;
         self.finish(id, Err(error))
     }
@@ -466,12 +466,12 @@ impl Core {
         }
     }
 
-    pub(super) fn refuse(&mut self, id: OpId, error: BindError) -> Vec<Action> {
+    pub(super) fn refuse(&mut self, id: OpId, error: BindError) -> Vec<ExtenderAction> {
         self.counts.refused += 1;
         self.finish(id, Err(error))
     }
 
-    fn finish(&mut self, id: OpId, result: Result<(), BindError>) -> Vec<Action> {
+    fn finish(&mut self, id: OpId, result: Result<(), BindError>) -> Vec<ExtenderAction> {
         self.waiting.remove(&id);
         let Some(op) = self.ops.remove(&id) else {
             return Vec::new();
@@ -479,7 +479,7 @@ impl Core {
         self.pods_taken.retain(|_, taken| *taken != id);
         op.tickets
             .into_iter()
-            .map(|ticket| Action::Answer {
+            .map(|ticket| ExtenderAction::Answer {
                 ticket,
                 result: result.clone(),
             })
@@ -494,11 +494,11 @@ impl Core {
 
 /// Return a warning for a pod that requests gpu-count. Users of gpushare expect that gpu-count sets the number of GPUs, but it
 /// never had an effect.
-fn gpu_count_warning(pod: &Pod) -> Option<Action> {
+fn gpu_count_warning(pod: &Pod) -> Option<ExtenderAction> {
     if pod.request.containers.iter().all(|container| container.gpu_count == 0) {
         return None;
     }
-    Some(Action::Warn {
+    Some(ExtenderAction::Warn {
         pod: pod.key(),
         uid: pod.uid.clone(),
         action: "Binding",

@@ -9,11 +9,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::{Node, Pod, PodKey};
 use serde_json::{Value, json};
 
-use super::{Action, Core, Lead, Now, Posted};
+use super::{ExtenderAction, ExtenderCore, Lead, Now, Posted};
 
 /// The pause between two requests to evict the same pod.
 const PAUSE_NS: u64 = 10_000_000_000;
@@ -33,15 +33,15 @@ pub(super) struct Evictions {
 
 impl Evictions {
     /// Take in which pods the nodes of a change name.
-    pub(super) fn node_change(&mut self, change: &Change<Node>) {
+    pub(super) fn node_change(&mut self, change: &WatchChange<Node>) {
         match change {
-            Change::Apply(node) => self.name(node),
-            Change::Delete(node) => drop(self.named.remove(&node.name)),
-            Change::Reset(nodes) => {
+            WatchChange::Apply(node) => self.name(node),
+            WatchChange::Delete(node) => drop(self.named.remove(&node.name)),
+            WatchChange::Reset(nodes) => {
                 self.named.clear();
                 nodes.iter().for_each(|node| self.name(node));
             }
-            Change::Interrupted(_) | Change::Resumed => return,
+            WatchChange::Interrupted(_) | WatchChange::Resumed => return,
         }
         let named = &self.named;
         let is_named = |uid: &String| named.values().any(|uids| uids.contains(uid));
@@ -59,9 +59,9 @@ impl Evictions {
     }
 }
 
-impl Core {
+impl ExtenderCore {
     /// Return the evictions that are due.
-    pub(super) fn evictions(&mut self, now: Now) -> Vec<Action> {
+    pub(super) fn evictions(&mut self, now: Now) -> Vec<ExtenderAction> {
         if self.lead != Lead::Leads || self.evictions.named.is_empty() {
             return Vec::new();
         }
@@ -77,11 +77,11 @@ impl Core {
         for (uid, _) in &due {
             self.evictions.asked.insert(uid.clone(), now.monotonic_ns);
         }
-        due.into_iter().map(|(uid, pod)| Action::Evict { uid, pod }).collect()
+        due.into_iter().map(|(uid, pod)| ExtenderAction::Evict { uid, pod }).collect()
     }
 
-    /// Handle the API server's answer to an [`Action::Evict`].
-    pub fn evicted(&mut self, uid: &str, outcome: Posted) -> Vec<Action> {
+    /// Handle the API server's answer to an [`ExtenderAction::Evict`].
+    pub fn evicted(&mut self, uid: &str, outcome: Posted) -> Vec<ExtenderAction> {
         match outcome {
             Posted::Created => self.counts.evicted += 1,
             // The pod is gone.
@@ -95,14 +95,14 @@ impl Core {
         Vec::new()
     }
 
-    fn refused_eviction(&mut self, uid: &str, text: &str) -> Option<Action> {
+    fn refused_eviction(&mut self, uid: &str, text: &str) -> Option<ExtenderAction> {
         let pod = self.index.ledger().pod(uid)?.key();
         let hint = if text.contains("(403 ") {
             ". Install Divvy's chart with agent.onEscape=evict, which gives the extender this right"
         } else {
             ""
         };
-        self.evictions.told.insert(uid.to_owned()).then(|| Action::Warn {
+        self.evictions.told.insert(uid.to_owned()).then(|| ExtenderAction::Warn {
             pod,
             uid: uid.to_owned(),
             action: "Evicting",

@@ -1,9 +1,9 @@
 use std::collections::BTreeSet;
 
 use divvy_model::{Pod, PodKey};
-use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
+use divvy_placement::{Ask, KeptFor, NodeRefusal, NodeReport};
 
-use super::{Core, DecideIn, FilterError, NotSynced, Now};
+use super::{DecideIn, ExtenderCore, FilterError, NotSynced, Now};
 
 /// How long a resumed watch needs to catch up. The API server sends the missed events at once; after this time, the extender has
 /// read them.
@@ -15,7 +15,7 @@ pub struct FilterAnswer {
     /// Positions in the request's node list of the nodes that fit, in ascending order.
     pub passed: Vec<usize>,
     /// Positions of the nodes that do not fit, in ascending order, each with the reason.
-    pub failed: Vec<(usize, Refusal)>,
+    pub failed: Vec<(usize, NodeRefusal)>,
 }
 
 pub use divvy_model::names::SCHEDULER_CHECK;
@@ -30,7 +30,7 @@ pub fn check_refusal(word: &str) -> Option<String> {
     })
 }
 
-impl Core {
+impl ExtenderCore {
     /// Return which of these nodes have GPUs with room for the pod. The answer is advisory and reserves nothing: bind decides.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Core {
         Ok(answer)
     }
 
-    /// Filter as [`Core::filter`] does, but return an error instead of a refusal in two cases. After a refusal, kube-scheduler
+    /// Filter as [`ExtenderCore::filter`] does, but return an error instead of a refusal in two cases. After a refusal, kube-scheduler
     /// waits for an event before it tries the pod again; after an error, it tries again when its back-off ends.
     ///
     /// - A watch is broken: kube-scheduler may already have seen the event that freed the memory, and would then wait for it in

@@ -1,20 +1,20 @@
 use divvy_model::MiB;
 use divvy_placement::Overbooked;
 
-use super::{Action, Core};
+use super::{ExtenderAction, ExtenderCore};
 
-impl Core {
+impl ExtenderCore {
     /// Find GPUs on which more memory is allocated than they have. Return one warning for each pod that has to wait; each pod is
     /// warned about only once.
     ///
     /// There are two possible causes. Either another extender sent a Binding, just before it was killed or after this one took
     /// over, and the API server carried the Binding out after this extender had already allocated the memory. The settle second
-    /// ([`Timing::settle_ns`](super::Timing::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
+    /// ([`CoreTiming::settle_ns`](super::Timing::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
     /// impossible. Or a GPU offers less memory than before.
     ///
     /// The node's agent still prevents any double use of the memory: it starts the containers for which there is room, and
     /// refuses the other containers while these run. Only a pod's owner may delete the pod, so the owner must be informed.
-    pub fn promised_twice(&mut self) -> Vec<Action> {
+    pub fn promised_twice(&mut self) -> Vec<ExtenderAction> {
         let ledger = self.index.ledger();
         if !self.told.is_empty() {
             self.told.retain(|uid| ledger.pod(uid).is_some());
@@ -40,7 +40,7 @@ impl Core {
                 }
                 beyond = beyond.saturating_sub(promise.memory);
                 self.counts.promised_twice += 1;
-                actions.push(Action::Warn {
+                actions.push(ExtenderAction::Warn {
                     pod: promise.pod.clone(),
                     uid: promise.uid.clone(),
                     action: "Binding",

@@ -1,6 +1,6 @@
 use divvy_model::Pod;
 
-use super::{Core, NotSynced};
+use super::{ExtenderCore, NotSynced};
 
 /// Pods on one node that kube-scheduler may evict to make room for another pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,12 +13,12 @@ pub struct Eviction {
     pub pdb_violations: i64,
 }
 
-/// The maximum number of nodes in one call of [`Core::preempt`]. A request of kube-scheduler may name hundreds of nodes, each
+/// The maximum number of nodes in one call of [`ExtenderCore::preempt`]. A request of kube-scheduler may name hundreds of nodes, each
 /// with all its pods, and other requests wait for the core during a call. The answer for one node does not depend on the others,
 /// so the caller can split a request.
 pub const EVICTIONS_AT_ONCE: usize = 8;
 
-impl Core {
+impl ExtenderCore {
     /// Correct kube-scheduler's proposed evictions. kube-scheduler only counts the free memory of a whole node, so it might evict
     /// pods on different GPUs without making room on any of them.
     ///

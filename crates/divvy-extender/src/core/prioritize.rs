@@ -3,9 +3,9 @@ use divvy_model::scores::{BEST, OTHERS};
 use divvy_placement::{Ask, Choice};
 use divvy_policy::{Cost, Ranking};
 
-use super::{Core, NotSynced};
+use super::{ExtenderCore, NotSynced};
 
-impl Core {
+impl ExtenderCore {
     /// Return scores for these nodes, in their order: [`BEST`] for the best node and at most [`OTHERS`] for the others. The higher a node's
     /// cost, the lower its score.
     ///

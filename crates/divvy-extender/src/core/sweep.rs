@@ -1,12 +1,12 @@
 use divvy_placement::Standing;
 
-use super::{Action, Core, Got, Now, check_resurfaced};
+use super::{ExtenderAction, ExtenderCore, Got, Now, check_resurfaced};
 
-impl Core {
+impl ExtenderCore {
     /// Release the memory of departed pods whose time is over, and return checks for reservations that no event has resolved: binds without an
     /// answer, and pods whose own event never comes (created, bound, and deleted while the watch was broken). Evict pods again whose eviction was
     /// refused. The host calls this every few seconds.
-    pub fn sweep(&mut self, now: Now) -> Vec<Action> {
+    pub fn sweep(&mut self, now: Now) -> Vec<ExtenderAction> {
         self.age_departed(now);
         self.guess_reasons();
         let mut actions = self.look_up_unseen(now, self.timing.unseen_ns);
@@ -18,14 +18,14 @@ impl Core {
 
     /// Return checks after a new list of pods. A pod that came and went while the watch was broken has no events anymore, so every reservation
     /// whose pod has not been seen is checked at once.
-    pub(super) fn sweep_after_list(&mut self, now: Now) -> Vec<Action> {
+    pub(super) fn sweep_after_list(&mut self, now: Now) -> Vec<ExtenderAction> {
         self.look_up_unseen(now, 0)
     }
 
-    fn look_up_unseen(&mut self, now: Now, unseen_ns: u64) -> Vec<Action> {
+    fn look_up_unseen(&mut self, now: Now, unseen_ns: u64) -> Vec<ExtenderAction> {
         let ledger = self.index.ledger();
         let looked = &self.looked;
-        let due: Vec<Action> = ledger
+        let due: Vec<ExtenderAction> = ledger
             .reservations()
             .filter(|(uid, node, reservation)| {
                 let key = ((*uid).to_owned(), (*node).to_owned());
@@ -37,7 +37,7 @@ impl Core {
                         Standing::InFlight | Standing::Bound => age >= unseen_ns,
                     }
             })
-            .map(|(uid, node, reservation)| Action::Check {
+            .map(|(uid, node, reservation)| ExtenderAction::Check {
                 uid: uid.to_owned(),
                 node: node.to_owned(),
                 pod: reservation.pod.clone(),
@@ -49,14 +49,14 @@ impl Core {
             .collect();
         self.looked.retain(|key, _| live.contains(key));
         for action in &due {
-            if let Action::Check { uid, node, .. } = action {
+            if let ExtenderAction::Check { uid, node, .. } = action {
                 self.looked.insert((uid.clone(), node.clone()), now.monotonic_ns);
             }
         }
         due
     }
 
-    /// Handle the outcome of an [`Action::Check`].
+    /// Handle the outcome of an [`ExtenderAction::Check`].
     pub fn checked(&mut self, uid: &str, node: &str, outcome: Got, now: Now) {
         if self.index.ledger().is_buried(uid) {
             self.checked_resurfaced(uid, outcome);

@@ -3,7 +3,7 @@
 use divvy_model::Pod;
 use divvy_placement::{Ask, WaitReason};
 
-use super::{Core, FilterAnswer, Now, OpId};
+use super::{ExtenderCore, FilterAnswer, Now, OpId};
 
 /// The number of different requests whose reason a sweep looks for. Each of them costs a look at every node.
 const GUESSES: usize = 4;
@@ -30,7 +30,7 @@ impl Waits {
     }
 }
 
-impl Core {
+impl ExtenderCore {
     /// Return how long the pods waited that this replica has bound.
     pub fn waits(&self) -> Waits {
         self.waits

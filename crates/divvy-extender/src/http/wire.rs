@@ -2,7 +2,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 
 use divvy_kube::objects::PodObject;
-use divvy_placement::Refusal;
+use divvy_placement::NodeRefusal;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
@@ -10,7 +10,7 @@ use crate::core::{BindArgs, Eviction, FilterAnswer};
 
 /// Why a request of kube-scheduler cannot be read. The texts about missing parts of a filter request are gpushare's.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unreadable {
+pub(super) enum UnreadableRequest {
     #[error("the request is not a JSON object: {0}")]
     NotAnObject(serde_json::Error),
     #[error("field {name} of the request cannot be read: {error}")]
@@ -35,8 +35,8 @@ pub(super) enum Unreadable {
 /// Split a JSON object into its fields: the lower-cased names, and the values, which are not parsed yet. kube-scheduler sends
 /// Go's field names, but up to 1.16 it sent lower-case names, and Go's decoder ignores the case. The values (pods, nodes) are
 /// ordinary Kubernetes JSON, where the case matters.
-fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, Unreadable> {
-    let outer: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).map_err(Unreadable::NotAnObject)?;
+fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, UnreadableRequest> {
+    let outer: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).map_err(UnreadableRequest::NotAnObject)?;
     Ok(outer
         .into_iter()
         .map(|(name, value)| (name.to_ascii_lowercase(), value))
@@ -44,10 +44,13 @@ fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, Unreadable> {
 }
 
 /// Parse one field. `null` is the same as absent.
-fn field<'a, T: Deserialize<'a>>(fields: &BTreeMap<String, &'a RawValue>, name: &'static str) -> Result<Option<T>, Unreadable> {
+fn field<'a, T: Deserialize<'a>>(
+    fields: &BTreeMap<String, &'a RawValue>,
+    name: &'static str,
+) -> Result<Option<T>, UnreadableRequest> {
     match fields.get(&name.to_ascii_lowercase()) {
         None => Ok(None),
-        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| Unreadable::Field { name, error }),
+        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| UnreadableRequest::Field { name, error }),
     }
 }
 
@@ -55,14 +58,14 @@ fn field<'a, T: Deserialize<'a>>(fields: &BTreeMap<String, &'a RawValue>, name: 
 #[derive(Debug)]
 pub(super) struct FilterArgs<'a> {
     pub(super) pod: PodObject,
-    pub(super) nodes: Nodes<'a>,
+    pub(super) nodes: RequestNodes<'a>,
 }
 
 /// The nodes of a request.
 #[derive(Debug)]
-pub(super) enum Nodes<'a> {
+pub(super) enum RequestNodes<'a> {
     /// Names only: `nodeCacheCapable: true`.
-    Names(Vec<Name<'a>>),
+    Names(Vec<BorrowedName<'a>>),
     /// Whole objects, which are returned unchanged: `nodeCacheCapable: false`.
     Objects {
         metadata: Option<&'a RawValue>,
@@ -72,28 +75,28 @@ pub(super) enum Nodes<'a> {
 
 /// A name borrowed from the request body. It is copied only if it contains JSON escapes, and no node name does.
 #[derive(Debug, Deserialize)]
-pub(super) struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+pub(super) struct BorrowedName<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl Nodes<'_> {
+impl RequestNodes<'_> {
     pub(super) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let count = match self {
-            Nodes::Names(names) => names.len(),
-            Nodes::Objects { items, .. } => items.len(),
+            RequestNodes::Names(names) => names.len(),
+            RequestNodes::Objects { items, .. } => items.len(),
         };
         (0..count).map(|position| self.name(position))
     }
 
     fn name(&self, position: usize) -> &str {
         let name = match self {
-            Nodes::Names(names) => names.get(position).map(|name| name.0.as_ref()),
-            Nodes::Objects { items, .. } => items.get(position).map(|(name, _)| name.as_str()),
+            RequestNodes::Names(names) => names.get(position).map(|name| name.0.as_ref()),
+            RequestNodes::Objects { items, .. } => items.get(position).map(|(name, _)| name.as_str()),
         };
         name.unwrap_or_default()
     }
 }
 
 /// Parse a filter request.
-pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, Unreadable> {
+pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, UnreadableRequest> {
     #[derive(Deserialize)]
     struct NodeList<'a> {
         #[serde(borrow, default)]
@@ -102,44 +105,44 @@ pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, Unreadable> {
         items: Option<Vec<&'a RawValue>>,
     }
     #[derive(Deserialize)]
-    struct Named {
-        metadata: Meta,
+    struct NamedNode {
+        metadata: NameMeta,
     }
     #[derive(Deserialize)]
-    struct Meta {
+    struct NameMeta {
         name: String,
     }
     let fields = fields(body)?;
-    let pod = field(&fields, "Pod")?.ok_or(Unreadable::NoPod)?;
+    let pod = field(&fields, "Pod")?.ok_or(UnreadableRequest::NoPod)?;
     let nodes = if let Some(names) = field(&fields, "NodeNames")? {
-        Nodes::Names(names)
+        RequestNodes::Names(names)
     } else if let Some(list) = field::<NodeList<'_>>(&fields, "Nodes")? {
         let items = list.items.unwrap_or_default().into_iter();
-        let named: Result<Vec<_>, Unreadable> = items
+        let named: Result<Vec<_>, UnreadableRequest> = items
             .map(|raw| {
-                let node: Named = serde_json::from_str(raw.get()).map_err(Unreadable::NamelessNode)?;
+                let node: NamedNode = serde_json::from_str(raw.get()).map_err(UnreadableRequest::NamelessNode)?;
                 Ok((node.metadata.name, raw))
             })
             .collect();
-        Nodes::Objects {
+        RequestNodes::Objects {
             metadata: list.metadata,
             items: named?,
         }
     } else {
-        return Err(Unreadable::NoNodes);
+        return Err(UnreadableRequest::NoNodes);
     };
     // In the response, the names of nodes are keys of an object.
     let mut known = HashSet::with_capacity(nodes.names().size_hint().0);
     if let Some(name) = nodes.names().find(|name| !known.insert(*name)) {
-        return Err(Unreadable::NodeTwice(name.to_owned()));
+        return Err(UnreadableRequest::NodeTwice(name.to_owned()));
     }
     Ok(FilterArgs { pod, nodes })
 }
 
 /// Parse `ExtenderPreemptionArgs`: the pod, and for each node the pods to evict for it, as UIDs (`nodeCacheCapable: true`) or as whole pods.
-pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>), Unreadable> {
+pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>), UnreadableRequest> {
     #[derive(Deserialize)]
-    struct Victims<P> {
+    struct NodeVictims<P> {
         #[serde(rename = "Pods")]
         pods: Option<Vec<P>>,
         #[serde(rename = "NumPDBViolations", default)]
@@ -151,15 +154,15 @@ pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>),
         uid: String,
     }
     #[derive(Deserialize)]
-    struct Whole {
-        metadata: Meta,
+    struct WholeVictim {
+        metadata: UidMeta,
     }
     #[derive(Deserialize)]
-    struct Meta {
+    struct UidMeta {
         uid: String,
     }
-    fn evictions<P>(map: BTreeMap<String, Victims<P>>, uid: impl Fn(P) -> String) -> Vec<Eviction> {
-        let eviction = |(node, victims): (String, Victims<P>)| Eviction {
+    fn evictions<P>(map: BTreeMap<String, NodeVictims<P>>, uid: impl Fn(P) -> String) -> Vec<Eviction> {
+        let eviction = |(node, victims): (String, NodeVictims<P>)| Eviction {
             node,
             victims: victims.pods.unwrap_or_default().into_iter().map(&uid).collect(),
             pdb_violations: victims.pdb_violations,
@@ -167,13 +170,13 @@ pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>),
         map.into_iter().map(eviction).collect()
     }
     let fields = fields(body)?;
-    let pod = field(&fields, "Pod")?.ok_or(Unreadable::NoPod)?;
+    let pod = field(&fields, "Pod")?.ok_or(UnreadableRequest::NoPod)?;
     if let Some(map) = field(&fields, "NodeNameToMetaVictims")? {
         return Ok((pod, evictions(map, |Uid { uid }| uid)));
     }
     let map = field(&fields, "NodeNameToVictims")?;
-    let map = map.ok_or(Unreadable::NoVictims)?;
-    Ok((pod, evictions(map, |whole: Whole| whole.metadata.uid)))
+    let map = map.ok_or(UnreadableRequest::NoVictims)?;
+    Ok((pod, evictions(map, |whole: WholeVictim| whole.metadata.uid)))
 }
 
 /// kube-scheduler's `ExtenderPreemptionResult`. It contains UIDs, even if the request contained whole pods.
@@ -211,13 +214,13 @@ impl PreemptionResult {
 }
 
 /// Parse a bind request. The names become part of a URL, so anything that cannot be a name is an error.
-pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, Unreadable> {
+pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, UnreadableRequest> {
     let fields = fields(body)?;
-    let name = |name: &'static str| -> Result<String, Unreadable> {
+    let name = |name: &'static str| -> Result<String, UnreadableRequest> {
         let text: String = field(&fields, name)?.unwrap_or_default();
         let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
         if text.is_empty() || text.len() > 253 || !text.bytes().all(legal) || text.starts_with('.') {
-            return Err(Unreadable::NotAName { field: name, text });
+            return Err(UnreadableRequest::NotAName { field: name, text });
         }
         Ok(text)
     };
@@ -250,8 +253,8 @@ struct NodeListOut<'a> {
 /// `FailedNodes`: names and reasons, serialized without copying either.
 #[derive(Debug)]
 struct Failed<'a> {
-    nodes: &'a Nodes<'a>,
-    refusals: &'a [(usize, Refusal)],
+    nodes: &'a RequestNodes<'a>,
+    refusals: &'a [(usize, NodeRefusal)],
 }
 
 impl Serialize for Failed<'_> {
@@ -276,10 +279,10 @@ impl<'a> FilterResult<'a> {
 
     /// Make the result from the nodes that passed: their names, and also the objects if the request had objects. kube-scheduler only
     /// accepts nodes that it sent.
-    pub(super) fn new(nodes: &'a Nodes<'a>, answer: &'a FilterAnswer) -> FilterResult<'a> {
+    pub(super) fn new(nodes: &'a RequestNodes<'a>, answer: &'a FilterAnswer) -> FilterResult<'a> {
         let objects = match nodes {
-            Nodes::Names(_) => None,
-            Nodes::Objects { metadata, items } => {
+            RequestNodes::Names(_) => None,
+            RequestNodes::Objects { metadata, items } => {
                 let passed = answer.passed.iter().filter_map(|i| items.get(*i));
                 let objects: Vec<&'a RawValue> = passed.map(|(_, raw)| *raw).collect();
                 Some(NodeListOut {
@@ -304,7 +307,7 @@ impl<'a> FilterResult<'a> {
 /// kube-scheduler's `HostPriorityList`, serialized without copying the names.
 #[derive(Debug)]
 pub(super) struct Priorities<'a> {
-    pub(super) nodes: &'a Nodes<'a>,
+    pub(super) nodes: &'a RequestNodes<'a>,
     /// The scores, in the order of the nodes.
     pub(super) scores: &'a [u8],
 }

@@ -86,40 +86,40 @@ proptest! {
                     let same = format!("p{name}");
                     if let Some(old) = pods.get(&same).filter(|old| old.metadata.uid != object.metadata.uid).cloned() {
                         pods.remove(&same);
-                        if !cut { index.pod_change(Change::Delete(old)); }
+                        if !cut { index.pod_change(WatchChange::Delete(old)); }
                     }
                     pods.insert(same, object.clone());
-                    if !cut { index.pod_change(Change::Apply(object)); }
+                    if !cut { index.pod_change(WatchChange::Apply(object)); }
                 }
                 Step::DeletePod(name) => {
                     if let Some(old) = pods.remove(&format!("p{name}")) && !cut {
-                        index.pod_change(Change::Delete(old));
+                        index.pod_change(WatchChange::Delete(old));
                     }
                 }
                 Step::Node(name, gpus, units) => {
                     let object = node_object(name, gpus, units);
                     nodes.insert(format!("n{name}"), object.clone());
-                    if !cut { index.node_change(Change::Apply(object)); }
+                    if !cut { index.node_change(WatchChange::Apply(object)); }
                 }
                 Step::DeleteNode(name) => {
                     if let Some(old) = nodes.remove(&format!("n{name}")) && !cut {
-                        index.node_change(Change::Delete(old));
+                        index.node_change(WatchChange::Delete(old));
                     }
                 }
                 Step::Cut => {
                     cut = true;
-                    index.pod_change(Change::Interrupted("cut".to_owned()));
+                    index.pod_change(WatchChange::Interrupted("cut".to_owned()));
                 }
                 Step::Relist => {
                     cut = false;
-                    index.pod_change(Change::Reset(pods.values().cloned().collect()));
-                    index.node_change(Change::Reset(nodes.values().cloned().collect()));
+                    index.pod_change(WatchChange::Reset(pods.values().cloned().collect()));
+                    index.node_change(WatchChange::Reset(nodes.values().cloned().collect()));
                 }
             }
             if !cut {
                 let mut fresh = Index::new(MemoryUnit::GIB);
-                fresh.pod_change(Change::Reset(pods.values().cloned().collect()));
-                fresh.node_change(Change::Reset(nodes.values().cloned().collect()));
+                fresh.pod_change(WatchChange::Reset(pods.values().cloned().collect()));
+                fresh.node_change(WatchChange::Reset(nodes.values().cloned().collect()));
                 prop_assert_eq!(picture(&index), picture(&fresh));
                 prop_assert_eq!(index.ledger().anomalies(), fresh.ledger().anomalies());
             }
@@ -130,41 +130,41 @@ proptest! {
 #[test]
 fn it_is_synced_when_both_were_listed_once() {
     let mut index = Index::new(MemoryUnit::GIB);
-    index.pod_change(Change::Apply(pod_object(0, 0, None, 0, 1, "Pending")));
+    index.pod_change(WatchChange::Apply(pod_object(0, 0, None, 0, 1, "Pending")));
     assert!(!index.synced());
-    index.pod_change(Change::Reset(Vec::new()));
+    index.pod_change(WatchChange::Reset(Vec::new()));
     assert!(!index.synced());
-    index.node_change(Change::Reset(Vec::new()));
+    index.node_change(WatchChange::Reset(Vec::new()));
     assert!(index.synced());
-    index.pod_change(Change::Interrupted("gone".to_owned()));
+    index.pod_change(WatchChange::Interrupted("gone".to_owned()));
     assert!(index.synced(), "a watch that broke is taken up again; what is known stays");
     let feed = index.pods();
     assert_eq!(
         (feed.lists, feed.interruptions, feed.trouble.as_deref()),
         (1, 1, Some("gone"))
     );
-    index.node_change(Change::Interrupted("gone".to_owned()));
-    index.pod_change(Change::Resumed);
+    index.node_change(WatchChange::Interrupted("gone".to_owned()));
+    index.pod_change(WatchChange::Resumed);
     assert_eq!((&index.pods().trouble, index.nodes().trouble.is_some()), (&None, true));
-    index.node_change(Change::Reset(Vec::new()));
+    index.node_change(WatchChange::Reset(Vec::new()));
     assert_eq!(index.nodes().trouble, None);
 }
 
 #[test]
 fn a_pod_whose_requests_cannot_be_read_still_holds_its_memory() {
     let mut index = Index::new(MemoryUnit::GIB);
-    index.node_change(Change::Apply(node_object(0, 1, 16)));
+    index.node_change(WatchChange::Apply(node_object(0, 1, 16)));
     let mut object = pod_object(0, 0, Some(0), 0, 10, "Running");
     object.spec.containers[0]
         .resources
         .limits
-        .insert("cpu", divvy_kube::objects::Amount("much".to_owned()));
-    index.pod_change(Change::Apply(object.clone()));
+        .insert("cpu", divvy_kube::objects::QuantityText("much".to_owned()));
+    index.pod_change(WatchChange::Apply(object.clone()));
     let view = index.ledger().node("n0").expect("known");
     assert_eq!(view.free(0), MiB(6 * 1024));
     assert_eq!(index.unreadable().count(), 1);
     assert!(matches!(index.ledger().pod("u0-0").expect("known").held, Held::Legacy(_)));
-    index.pod_change(Change::Delete(object));
+    index.pod_change(WatchChange::Delete(object));
     assert_eq!(index.unreadable().count(), 0);
     assert_eq!(index.ledger().node("n0").expect("known").free(0), MiB(16 * 1024));
 }
@@ -177,12 +177,12 @@ fn remembered_unreadable_pod_requests_are_bounded() {
         object.metadata.uid = Some(format!("u{number}"));
         object.metadata.name = Some(format!("p{number}"));
         let limits = &mut object.spec.containers[0].resources.limits;
-        limits.insert("cpu", divvy_kube::objects::Amount("much".to_owned()));
+        limits.insert("cpu", divvy_kube::objects::QuantityText("much".to_owned()));
         object
     };
-    index.pod_change(Change::Reset((0..MOST_UNREADABLE + 500).map(unreadable).collect()));
+    index.pod_change(WatchChange::Reset((0..MOST_UNREADABLE + 500).map(unreadable).collect()));
     assert_eq!(index.unreadable().count(), MOST_UNREADABLE);
-    index.pod_change(Change::Delete(unreadable(0)));
-    index.pod_change(Change::Apply(unreadable(MOST_UNREADABLE)));
+    index.pod_change(WatchChange::Delete(unreadable(0)));
+    index.pod_change(WatchChange::Apply(unreadable(MOST_UNREADABLE)));
     assert_eq!(index.unreadable().count(), MOST_UNREADABLE);
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_serve::{Door, Opened, TurnedAway};
+use divvy_serve::{Door, OpenedConnection, TurnedAway};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -13,8 +13,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::Current;
-use super::names::Names;
-use crate::metrics::{Metrics, Refused};
+use super::names::ClientNames;
+use crate::metrics::{ClientRefusal, ExtenderMetrics};
 
 /// The first byte of every TLS connection: `ContentType::handshake` (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
@@ -27,12 +27,12 @@ pub(crate) struct Peer {
     /// The client's address.
     pub(crate) address: SocketAddr,
     /// How the client has identified itself.
-    pub(crate) shown: Shown,
+    pub(crate) shown: ClientIdentity,
 }
 
 /// How a client has identified itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Shown {
+pub(crate) enum ClientIdentity {
     /// With a certificate of the right CA and an accepted name.
     Name,
     /// Without a certificate.
@@ -45,13 +45,13 @@ pub(crate) enum Shown {
 #[derive(Debug)]
 pub(crate) struct TlsDoor {
     credentials: Current,
-    names: Names,
-    metrics: Arc<Metrics>,
+    names: ClientNames,
+    metrics: Arc<ExtenderMetrics>,
     said: Mutex<Option<Instant>>,
 }
 
 impl TlsDoor {
-    pub(crate) fn new(credentials: Current, names: Names, metrics: Arc<Metrics>) -> TlsDoor {
+    pub(crate) fn new(credentials: Current, names: ClientNames, metrics: Arc<ExtenderMetrics>) -> TlsDoor {
         TlsDoor {
             credentials,
             names,
@@ -60,21 +60,21 @@ impl TlsDoor {
         }
     }
 
-    fn who(&self, certificates: Option<&[CertificateDer<'_>]>, address: SocketAddr) -> Shown {
+    fn who(&self, certificates: Option<&[CertificateDer<'_>]>, address: SocketAddr) -> ClientIdentity {
         let Some(certificate) = certificates.and_then(<[_]>::first) else {
-            return Shown::Nothing;
+            return ClientIdentity::Nothing;
         };
         let Err(why) = self.names.check(certificate) else {
-            return Shown::Name;
+            return ClientIdentity::Name;
         };
-        self.metrics.refused(Refused::OtherName);
+        self.metrics.refused(ClientRefusal::OtherName);
         let now = Instant::now();
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.is_none_or(|said| now.duration_since(said) >= BETWEEN_LINES) {
             *said = Some(now);
             tracing::warn!(%address, "a client is treated like one without a certificate: {why} (logged at most once a minute; /metrics counts all)");
         }
-        Shown::OtherNames(why.to_string().into())
+        ClientIdentity::OtherNames(why.to_string().into())
     }
 }
 
@@ -88,21 +88,21 @@ impl Door for TlsDoor {
         let _ = self.credentials.clone().wait_for(Option::is_some).await;
     }
 
-    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<Opened<Self::Io, Peer>> {
+    async fn open(&self, stream: TcpStream, address: SocketAddr) -> Option<OpenedConnection<Self::Io, Peer>> {
         let server = self.credentials.borrow().as_ref().map(|found| found.server.clone())?;
         let io = shake(stream, address, server, &self.metrics).await?;
         let shown = self.who(io.get_ref().1.peer_certificates(), address);
-        Some(Opened {
+        Some(OpenedConnection {
             io,
-            known: shown == Shown::Name,
+            known: shown == ClientIdentity::Name,
             peer: Peer { address, shown },
         })
     }
 
     fn turned_away(&self, why: TurnedAway, address: SocketAddr) {
         let (kind, text) = match why {
-            TurnedAway::TooMany => (Refused::TooMany, "all connections for its class of clients were in use"),
-            TurnedAway::TooSlow => (Refused::TooSlow, "the client did not send or read in time"),
+            TurnedAway::TooMany => (ClientRefusal::TooMany, "all connections for its class of clients were in use"),
+            TurnedAway::TooSlow => (ClientRefusal::TooSlow, "the client did not send or read in time"),
         };
         if self.metrics.refused(kind) {
             tracing::warn!(%address, "a client's connection was closed: {text} (logged once; /metrics counts all)");
@@ -114,13 +114,13 @@ async fn shake(
     stream: TcpStream,
     address: SocketAddr,
     server: Arc<rustls::ServerConfig>,
-    metrics: &Metrics,
+    metrics: &ExtenderMetrics,
 ) -> Option<TlsStream<TcpStream>> {
     let mut first = [0; 64];
     let found = stream.peek(&mut first).await.ok()?;
     let first = first.get(..found).filter(|first| !first.is_empty())?;
     if first[0] != HANDSHAKE {
-        if metrics.refused(Refused::PlainHttp) {
+        if metrics.refused(ClientRefusal::PlainHttp) {
             tracing::warn!(
                 %address,
                 "a client uses plain HTTP on this port, which takes TLS only; if the client is kube-scheduler, write https:// and tlsConfig into its \
@@ -135,17 +135,17 @@ async fn shake(
         Err(error) => {
             let (kind, hint) = match rustls_error(&error) {
                 Some(rustls::Error::InvalidCertificate(_)) => (
-                    Refused::ForeignCertificate,
+                    ClientRefusal::ForeignCertificate,
                     "its certificate is not from this extender's CA, or has expired; give kube-scheduler the certificates that \
                      `divvy scheduler-config` prints, and restart it",
                 ),
                 Some(rustls::Error::AlertReceived(_)) => (
-                    Refused::UntrustedByClient,
+                    ClientRefusal::UntrustedByClient,
                     "it does not accept this extender's certificate; if it is kube-scheduler, give it the CA and the serverName that \
                      `divvy scheduler-config` prints, and restart it; if it is the API server calling the webhook, apply the output again",
                 ),
                 _ => (
-                    Refused::Handshake,
+                    ClientRefusal::Handshake,
                     "if it is kube-scheduler, `divvy scheduler-config` prints the right configuration",
                 ),
             };

@@ -4,18 +4,24 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
-use super::plan::{Data, Lifetimes, Part, Plan, keys};
+use super::plan::{CertificateLifetimes, CertificatePlan, SecretData, SecretPart, keys};
 
 /// How far a certificate's start is backdated, in seconds. The clocks of the cluster's machines differ, and a new certificate must be valid at
 /// once on a machine whose clock is behind.
 const BACKDATED_S: i64 = 3_600;
 
 /// Make the certificates of a plan, and return the Secret's new data.
-pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Data, rcgen::Error> {
+pub fn carry_out(
+    plan: &CertificatePlan,
+    data: &SecretData,
+    name: &str,
+    now_s: i64,
+    lifetimes: CertificateLifetimes,
+) -> Result<SecretData, rcgen::Error> {
     let mut data = data.clone();
     for (part, _) in &plan.make {
         match part {
-            Part::Authority => {
+            SecretPart::Authority => {
                 let key = KeyPair::generate()?;
                 let mut params = authority();
                 valid(&mut params, now_s, now_s.saturating_add(lifetimes.authority_s));
@@ -23,7 +29,7 @@ pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Li
                 put(&mut data, keys::CA, certificate.pem());
                 put(&mut data, keys::CA_KEY, key.serialize_pem());
             }
-            Part::Server => {
+            SecretPart::Server => {
                 let mut params = CertificateParams::new([name.to_owned(), "localhost".to_owned(), "127.0.0.1".to_owned()])?;
                 params.distinguished_name.push(DnType::CommonName, "divvy-extender");
                 // A replica also presents this certificate to the leader, as a client.
@@ -32,7 +38,7 @@ pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Li
                 put(&mut data, keys::SERVER, pair.0);
                 put(&mut data, keys::SERVER_KEY, pair.1);
             }
-            Part::Client => {
+            SecretPart::Client => {
                 let mut params = CertificateParams::default();
                 params.distinguished_name.push(DnType::CommonName, "kube-scheduler");
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -45,7 +51,7 @@ pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Li
     Ok(data)
 }
 
-fn put(data: &mut Data, key: &str, pem: String) {
+fn put(data: &mut SecretData, key: &str, pem: String) {
     data.insert(key.to_owned(), pem.into_bytes());
 }
 
@@ -59,7 +65,7 @@ fn authority() -> CertificateParams {
     params
 }
 
-fn sign(mut params: CertificateParams, data: &Data, now_s: i64, lifetime_s: i64) -> Result<(String, String), rcgen::Error> {
+fn sign(mut params: CertificateParams, data: &SecretData, now_s: i64, lifetime_s: i64) -> Result<(String, String), rcgen::Error> {
     let pem = |key: &str| String::from_utf8_lossy(data.get(key).map_or(&[][..], Vec::as_slice)).into_owned();
     let ca_key = KeyPair::from_pem(&pem(keys::CA_KEY))?;
     let issuer = Issuer::new(authority(), ca_key);

@@ -32,18 +32,18 @@ pub enum NotAccepted {
 
 /// The names of accepted clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Names(Vec<String>);
+pub struct ClientNames(Vec<String>);
 
-impl Names {
+impl ClientNames {
     /// Make the list: the given names, or [`KUBE_SCHEDULER`] if none is given, and the extender's own name, because a replica
     /// presents its own certificate to the leader.
-    pub fn new(given: &[String], server_name: &str) -> Names {
+    pub fn new(given: &[String], server_name: &str) -> ClientNames {
         let mut names = given.to_vec();
         if names.is_empty() {
             names.push(KUBE_SCHEDULER.to_owned());
         }
         names.push(server_name.to_owned());
-        Names(names)
+        ClientNames(names)
     }
 
     /// Check that one of the certificate's names equals an accepted name. Its names are the common name, and the DNS names and
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_client_is_let_in_by_one_of_its_names_and_by_nothing_else() {
-        let names = Names::new(&[], "divvy-extender.divvy-system.svc");
+        let names = ClientNames::new(&[], "divvy-extender.divvy-system.svc");
         let uri = SanType::URI("kube-scheduler".try_into().expect("ASCII"));
         let of_mail = SanType::Rfc822Name("kube-scheduler".try_into().expect("ASCII"));
         for (what, certificate, expected) in [
@@ -140,7 +140,7 @@ mod tests {
     /// The names of the replicas stay.
     #[test]
     fn given_names_replace_only_the_schedulers_names() {
-        let names = Names::new(&["system:kube-scheduler".to_owned()], "x.svc");
+        let names = ClientNames::new(&["system:kube-scheduler".to_owned()], "x.svc");
         assert_eq!(names.check(&certificate(Some("system:kube-scheduler"), &[])), Ok(()));
         assert_eq!(names.check(&certificate(None, &[dns("x.svc")])), Ok(()));
         let why = names
@@ -158,7 +158,7 @@ mod tests {
     /// It repeats a line at most, and no control characters.
     #[test]
     fn a_message_repeats_little_of_a_certificate() {
-        let names = Names::new(&[], "x.svc");
+        let names = ClientNames::new(&[], "x.svc");
         let why = names
             .check(&certificate(Some(&format!("\u{1b}[31m{}", "a".repeat(5_000))), &[]))
             .expect_err("refused")

@@ -28,23 +28,23 @@ const DAY_S: i64 = 86_400;
 
 /// The lifetimes of the certificates, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lifetimes {
+pub struct CertificateLifetimes {
     /// The lifetime of the CA and of kube-scheduler's certificate.
     pub authority_s: i64,
     /// The lifetime of the extender's own certificate. It is renewed when a third of this is left.
     pub server_s: i64,
 }
 
-impl Default for Lifetimes {
-    fn default() -> Lifetimes {
-        Lifetimes {
+impl Default for CertificateLifetimes {
+    fn default() -> CertificateLifetimes {
+        CertificateLifetimes {
             authority_s: 3_650 * DAY_S,
             server_s: 30 * DAY_S,
         }
     }
 }
 
-impl Lifetimes {
+impl CertificateLifetimes {
     /// Return the remaining lifetime, in seconds, at which the extender's certificate is renewed.
     pub fn renew_server_s(&self) -> i64 {
         self.server_s / 3
@@ -57,11 +57,11 @@ impl Lifetimes {
 }
 
 /// The Secret's data, by key.
-pub type Data = BTreeMap<String, Vec<u8>>;
+pub type SecretData = BTreeMap<String, Vec<u8>>;
 
 /// The certificates in the Secret, in the order in which they are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum SecretPart {
     /// The CA.
     Authority,
     /// The extender's own certificate, signed by the CA.
@@ -72,9 +72,9 @@ pub enum Part {
 
 /// What to make, and what to report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct CertificatePlan {
     /// The certificates to make, each with the reason.
-    pub make: Vec<(Part, String)>,
+    pub make: Vec<(SecretPart, String)>,
     /// A warning for the administrator.
     pub warning: Option<String>,
 }
@@ -118,10 +118,10 @@ enum Unfit {
 /// # Errors
 /// Fails if the extender did not make the Secret's data, or if the data is damaged. The data is not overwritten, because another
 /// program may have made it.
-pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Plan, PlanError> {
+pub fn plan(data: &SecretData, name: &str, now_s: i64, lifetimes: CertificateLifetimes) -> Result<CertificatePlan, PlanError> {
     let get = |key: &str| data.get(key).map(Vec::as_slice).filter(|value| !value.is_empty());
-    let all = |why: &str| Plan {
-        make: [Part::Authority, Part::Server, Part::Client]
+    let all = |why: &str| CertificatePlan {
+        make: [SecretPart::Authority, SecretPart::Server, SecretPart::Client]
             .map(|part| (part, why.to_owned()))
             .to_vec(),
         warning: None,
@@ -139,7 +139,7 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
     let roots = Roots::read(ca).map_err(PlanError::Damaged)?;
     let ends_s = authority.validity().not_after_s;
     if ends_s <= now_s {
-        return Ok(Plan {
+        return Ok(CertificatePlan {
             warning: Some(
                 "the CA had expired, so a new one was made: kube-scheduler cannot reach the extender until it has the new \
                  certificates (divvy scheduler-config) and is restarted"
@@ -148,7 +148,7 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
             ..all("the CA certificate has expired")
         });
     }
-    let mut plan = Plan::default();
+    let mut plan = CertificatePlan::default();
     let pair = |certificate: &str, key: &str| -> Result<Pair, Unfit> {
         match (get(certificate), get(key)) {
             (Some(certificate), Some(key)) => Ok(Pair::read(certificate, key)?),
@@ -167,10 +167,10 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
         Ok(())
     });
     if let Err(why) = server {
-        plan.make.push((Part::Server, why.to_string()));
+        plan.make.push((SecretPart::Server, why.to_string()));
     }
     if let Err(why) = pair(keys::CLIENT, keys::CLIENT_KEY).and_then(|pair| Ok(pair.identifies(&roots, now_s)?)) {
-        plan.make.push((Part::Client, why.to_string()));
+        plan.make.push((SecretPart::Client, why.to_string()));
     }
     if ends_s - now_s < lifetimes.warn_s() {
         plan.warning = Some(format!(
@@ -183,7 +183,7 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
 }
 
 /// Return when the extender's certificate is next renewed, in Unix seconds; `None` if the data contains no readable certificate.
-pub fn next_s(data: &Data, lifetimes: Lifetimes) -> Option<i64> {
+pub fn next_s(data: &SecretData, lifetimes: CertificateLifetimes) -> Option<i64> {
     let pair = Pair::read(data.get(keys::SERVER)?, data.get(keys::SERVER_KEY)?).ok()?;
     Some(pair.validity().not_after_s - lifetimes.renew_server_s())
 }

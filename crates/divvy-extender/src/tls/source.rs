@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::certificate::LARGEST_PEM;
-use super::plan::{Data, Lifetimes, PlanError, keys, plan};
-use super::{Credentials, CredentialsError, Current, Source, make};
+use super::plan::{CertificateLifetimes, PlanError, SecretData, keys, plan};
+use super::{CertificateSource, Credentials, CredentialsError, Current, make};
 use crate::error::AskError;
 
 /// The longest pause between two reads of the Secret. Another replica may have renewed the certificates in it.
@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// Start the task that keeps the credentials up to date until `stop`. Failures are logged once per distinct text, and tried again.
-pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken) -> Current {
+pub(crate) fn keep(source: CertificateSource, client: kube::Client, stop: CancellationToken) -> Current {
     let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let mut keeper = Keeper {
@@ -82,7 +82,7 @@ enum SecretError {
 }
 
 struct Keeper {
-    source: Source,
+    source: CertificateSource,
     client: kube::Client,
     sender: watch::Sender<Option<Credentials>>,
     /// The PEM data in use: certificate, key, CA.
@@ -96,7 +96,7 @@ impl Keeper {
     /// Read the source once, and return the pause before the next read.
     async fn look(&mut self) -> Result<Duration, KeepError> {
         match self.source.clone() {
-            Source::Files {
+            CertificateSource::Files {
                 certificate,
                 key,
                 client_ca,
@@ -108,15 +108,15 @@ impl Keeper {
                 self.take([certificate, key, ca], ["--tls-cert-file", "--client-ca-file"])?;
                 Ok(LOOK_AT_FILES)
             }
-            Source::Secret {
+            CertificateSource::Secret {
                 namespace,
                 name,
                 server_name,
                 lifetime,
             } => {
-                let lifetimes = Lifetimes {
+                let lifetimes = CertificateLifetimes {
                     server_s: i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX),
-                    ..Lifetimes::default()
+                    ..CertificateLifetimes::default()
                 };
                 let made = self.secret(&namespace, &name, &server_name, lifetimes).await;
                 made.map_err(|error| KeepError::Secret {
@@ -152,7 +152,13 @@ impl Keeper {
     }
 
     /// Read the Secret, make the certificates that are due, and write the Secret back. If another replica wrote it first, read it again.
-    async fn secret(&mut self, namespace: &str, name: &str, server_name: &str, lifetimes: Lifetimes) -> Result<(), SecretError> {
+    async fn secret(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        server_name: &str,
+        lifetimes: CertificateLifetimes,
+    ) -> Result<(), SecretError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         // A conflict means that another replica has written the Secret; the next read finds the certificates that it made.
         for _ in 0..5 {
@@ -161,7 +167,7 @@ impl Keeper {
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
             })?;
-            let data: Data = secret
+            let data: SecretData = secret
                 .data
                 .take()
                 .unwrap_or_default()

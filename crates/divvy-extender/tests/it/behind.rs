@@ -1,13 +1,13 @@
 //! While a watch is broken, the extender's state is out of date.
 
-use divvy_extender::core::Core;
-use divvy_kube::watch::Change;
+use divvy_extender::core::ExtenderCore;
+use divvy_kube::watch::WatchChange;
 use divvy_model::Pod;
 
 use crate::values::*;
 
 /// Report whether kube-scheduler would try a pod again without an event, although there is no room for the pod.
-fn tried_again(core: &mut Core, large: &Pod, ms: u64) -> bool {
+fn tried_again(core: &mut ExtenderCore, large: &Pod, ms: u64) -> bool {
     match core.filter_at(large, ["n1"], at(ms)) {
         Ok(answer) => {
             assert_eq!(answer.passed, [] as [usize; 0]);
@@ -30,9 +30,9 @@ fn no_refusal_is_final_while_watches_are_broken() {
         assert!(!tried_again(&mut core, &large, 0));
         let cut = || "the connection was refused".to_owned();
         if pods {
-            core.pod_change(Change::Interrupted(cut()), at(1_000))
+            core.pod_change(WatchChange::Interrupted(cut()), at(1_000))
         } else {
-            core.node_change(Change::Interrupted(cut()), at(1_000))
+            core.node_change(WatchChange::Interrupted(cut()), at(1_000))
         };
         // An outage of the API server, then the last wait of a back-off.
         for ms in [1_000, 46_500, 3_600_000] {
@@ -41,9 +41,9 @@ fn no_refusal_is_final_while_watches_are_broken() {
         let fits = core.filter_at(&small, ["n1"], at(3_600_000)).map(|answer| answer.passed);
         assert_eq!(fits, Ok(vec![0]), "there is room");
         if pods {
-            core.pod_change(Change::Resumed, at(3_600_000))
+            core.pod_change(WatchChange::Resumed, at(3_600_000))
         } else {
-            core.node_change(Change::Resumed, at(3_600_000))
+            core.node_change(WatchChange::Resumed, at(3_600_000))
         };
         // The missed changes follow.
         assert!(tried_again(&mut core, &large, 3_600_900));
@@ -55,8 +55,8 @@ fn no_refusal_is_final_while_watches_are_broken() {
 fn a_list_is_up_to_date_at_once() {
     let large = pod("large", 16);
     let mut core = synced(&[node("n1", &[8])], &[]);
-    core.pod_change(Change::Interrupted("too old resource version".to_owned()), at(1_000));
+    core.pod_change(WatchChange::Interrupted("too old resource version".to_owned()), at(1_000));
     assert!(tried_again(&mut core, &large, 1_500));
-    core.pod_change(Change::Reset(Vec::new()), at(2_000));
+    core.pod_change(WatchChange::Reset(Vec::new()), at(2_000));
     assert!(!tried_again(&mut core, &large, 2_000));
 }

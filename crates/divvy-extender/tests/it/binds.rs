@@ -1,17 +1,17 @@
 //! Binds, step by step. Case numbers are those of `docs/compatibility/gpushare.md`, and R numbers those of `docs/compatibility/races.md`.
 //! F numbers are faults. F02: the answer to a POST comes after the client's timeout. F08: kube-scheduler sends the same bind many times at once.
 
-use divvy_extender::core::{Action, BindError, Core, Got, Posted, Timing};
+use divvy_extender::core::{BindError, CoreTiming, ExtenderAction, ExtenderCore, Got, Posted};
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
-use divvy_kube::watch::Change;
-use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, LinkKind, MemoryUnit, Pod, PodRequest};
+use divvy_kube::watch::WatchChange;
+use divvy_model::{ContainerKind, ContainerRequest, GpuLink, GpuRules, Health, Held, LinkKind, MemoryUnit, Pod, PodRequest};
 use proptest::prelude::*;
 
 use crate::values::*;
 
 /// [`gpushare_cluster`] and more pods.
-fn fixture(more: &[divvy_model::Pod]) -> Core {
+fn fixture(more: &[divvy_model::Pod]) -> ExtenderCore {
     let (nodes, pods) = gpushare_cluster();
     synced(&nodes, &[&pods[..], more].concat())
 }
@@ -81,7 +81,7 @@ fn several_gpus_come_in_one_binding() {
     q.request = PodRequest::new(q.request.containers, Some(Ok(rules)));
     let mut linked = node("n", &[16, 16, 16]);
     if let Some(Ok(inventory)) = &mut linked.inventory {
-        inventory.gpus[2].links = vec![Link {
+        inventory.gpus[2].links = vec![GpuLink {
             peer: "GPU-n-1".to_owned(),
             kind: LinkKind::NvLink,
             count: 12,
@@ -252,7 +252,7 @@ fn binds_of_one_node_write_in_turn() {
     core.begin_bind(args(&r, "n1"), at(0));
     let actions = core.posted(first, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
     assert!(
-        matches!(&actions[..], [Action::Answer { result: Err(_), .. }, Action::Post { binding, .. }] if binding.name == "r"),
+        matches!(&actions[..], [ExtenderAction::Answer { result: Err(_), .. }, ExtenderAction::Post { binding, .. }] if binding.name == "r"),
         "{actions:?}"
     );
 }
@@ -279,9 +279,9 @@ fn a_pod_called_gone_counts_when_shown_again() {
         assert_eq!(free(&core, "n1"), [16]);
         core
     };
-    let check = |actions: Vec<Action>| matches!(&actions[..], [Action::Check { uid, .. }] if *uid == q.uid);
+    let check = |actions: Vec<ExtenderAction>| matches!(&actions[..], [ExtenderAction::Check { uid, .. }] if *uid == q.uid);
     let shown = Got::Found(Box::new(seen(&q.uid).pod().clone()));
-    for change in [Change::Apply(seen(&q.uid)), Change::Reset(vec![seen(&q.uid)])] {
+    for change in [WatchChange::Apply(seen(&q.uid)), WatchChange::Reset(vec![seen(&q.uid)])] {
         // A late event of a pod that is really gone changes nothing.
         let mut core = buried();
         assert!(check(core.pod_change(change.clone(), at(2))));
@@ -296,11 +296,11 @@ fn a_pod_called_gone_counts_when_shown_again() {
         assert!(check(core.sweep(at(4))));
         core.checked(&q.uid, "", shown.clone(), at(5));
         assert_eq!((free(&core, "n1"), core.sweep(at(6))), (vec![8], Vec::new()));
-        core.pod_change(Change::Delete(seen(&q.uid)), at(7));
+        core.pod_change(WatchChange::Delete(seen(&q.uid)), at(7));
         assert_eq!(free(&core, "n1"), [16]);
 
         // An answer that arrives after the pod's deletion does not bring the pod back.
-        for gone in [Change::Delete(seen(&q.uid)), Change::Reset(Vec::new())] {
+        for gone in [WatchChange::Delete(seen(&q.uid)), WatchChange::Reset(Vec::new())] {
             let mut core = buried();
             assert!(check(core.pod_change(change.clone(), at(2))));
             core.pod_change(gone, at(3));
@@ -318,9 +318,9 @@ fn a_bound_pod_called_gone_is_looked_up() {
         let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
         let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
         // The bind was carried out, and its event arrives before an answer that is not the API server's.
-        core.pod_change(Change::Apply(seen(&q.uid)), at(1));
+        core.pod_change(WatchChange::Apply(seen(&q.uid)), at(1));
         core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(2));
-        assert!(matches!(&core.sweep(at(3))[..], [Action::Check { uid, .. }] if *uid == q.uid));
+        assert!(matches!(&core.sweep(at(3))[..], [ExtenderAction::Check { uid, .. }] if *uid == q.uid));
         core
     };
     let mut core = called_gone();
@@ -341,10 +341,10 @@ fn an_outdated_answer_takes_no_binding_back() {
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
     let (op, ..) = one_get(core.begin_bind(args(&q, "n2"), at(2)).1);
-    let looked_up = core.pod_change(Change::Apply(ReadPod::from(q.clone())), at(3));
-    assert!(matches!(&looked_up[..], [Action::Check { .. }]), "{looked_up:?}");
+    let looked_up = core.pod_change(WatchChange::Apply(ReadPod::from(q.clone())), at(3));
+    assert!(matches!(&looked_up[..], [ExtenderAction::Check { .. }]), "{looked_up:?}");
     assert_eq!(
-        core.pod_change(Change::Apply(seen(&q.uid)), at(3)),
+        core.pod_change(WatchChange::Apply(seen(&q.uid)), at(3)),
         Vec::new(),
         "one look is enough"
     );
@@ -372,7 +372,7 @@ fn a_rebound_pod_called_gone_is_no_exception() {
     assert_eq!(free(&core, "n1"), [8]);
     let late = at(3_600_000);
     let actions = core.sweep(late);
-    assert!(matches!(&actions[..], [Action::Check { uid, node, .. }] if *uid == q.uid && node == "n1"));
+    assert!(matches!(&actions[..], [ExtenderAction::Check { uid, node, .. }] if *uid == q.uid && node == "n1"));
     core.checked(&q.uid, "n1", unbound(), late);
     assert_eq!(free(&core, "n1"), [16], "the reservation is given up");
 }
@@ -458,13 +458,13 @@ fn an_unanswered_bind_is_checked_for_a_while() {
         now += pause / MS + 10;
         let actions = core.got(op, Got::Failed("down".to_owned()), at(now));
         match &actions[..] {
-            [Action::Get { after_ns, .. }] => pause = *after_ns,
+            [ExtenderAction::Get { after_ns, .. }] => pause = *after_ns,
             _ => break one_refusal(actions),
         }
         looks += 1;
     };
     assert!(error.contains("it is not known whether the pod is bound"), "{error}");
-    assert!(now <= Timing::default().answer_within_ns / MS, "answered at {now} ms");
+    assert!(now <= CoreTiming::default().answer_within_ns / MS, "answered at {now} ms");
     assert!((4..12).contains(&looks), "backs off: {looks} looks");
     assert_eq!(free(&core, "n1"), [8], "kept");
     assert_eq!(core.counts().unknown, 1);
@@ -524,7 +524,7 @@ fn a_pod_deleted_in_the_middle_leaves_nothing_behind() {
             core.index_mut().delete_pod(&q.uid);
         }
         for action in core.posted(op, outcome, at(10)) {
-            if let Action::Get { op, .. } = action {
+            if let ExtenderAction::Get { op, .. } = action {
                 one_answer(core.got(op, Got::NotFound, at(20))).expect_err("gone");
             }
         }
@@ -538,7 +538,10 @@ fn a_pod_deleted_in_the_middle_leaves_nothing_behind() {
             assert_eq!(free(&forgetful, "n1"), [8], "may be younger than the list");
             assert_eq!(forgetful.sweep(at(1_000)), [], "not yet");
             let due = forgetful.sweep(at(20_000));
-            assert!(matches!(&due[..], [Action::Check { uid, .. }] if *uid == q.uid), "{due:?}");
+            assert!(
+                matches!(&due[..], [ExtenderAction::Check { uid, .. }] if *uid == q.uid),
+                "{due:?}"
+            );
             forgetful.checked(&q.uid, "n1", Got::NotFound, at(20_010));
             assert_eq!(free(&forgetful, "n1"), [16]);
             continue;
@@ -634,7 +637,7 @@ fn a_pod_that_asks_for_gpu_count_is_bound_and_warned() {
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     let actions = core.posted(op, Posted::Created, at(1));
     assert!(
-        matches!(&actions[..], [Action::Answer { result: Ok(()), .. }, Action::Warn { reason: "GpuCountHasNoEffect", text, .. }]
+        matches!(&actions[..], [ExtenderAction::Answer { result: Ok(()), .. }, ExtenderAction::Warn { reason: "GpuCountHasNoEffect", text, .. }]
             if text.starts_with("the limit aliyun.com/gpu-count has no effect")),
         "{actions:?}"
     );
@@ -643,7 +646,7 @@ fn a_pod_that_asks_for_gpu_count_is_bound_and_warned() {
 #[test]
 fn nothing_is_answered_before_the_cluster_was_listed() {
     let q = pod("q", 8);
-    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    let mut core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
     core.index_mut().reset_nodes(&[node("n1", &[16])]);
     let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know which GPU memory is free";
     assert_eq!(core.filter(&q, ["n1"]).expect_err("not listed").to_string(), text);
@@ -671,7 +674,7 @@ proptest! {
         let mut core = synced(&[node("n", &sizes)], std::slice::from_ref(&q));
         let fits = core.filter(&q, ["n"]).expect("synced").failed.is_empty();
         let actions = core.begin_bind(args(&q, "n"), at(0)).1;
-        prop_assert_eq!(fits, matches!(&actions[..], [Action::Post { .. }]));
+        prop_assert_eq!(fits, matches!(&actions[..], [ExtenderAction::Post { .. }]));
         prop_assert_eq!(fits, units == 0 || sizes.iter().any(|size| *size >= units));
     }
 }

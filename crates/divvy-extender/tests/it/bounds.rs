@@ -1,11 +1,11 @@
 //! Limits on what one pod or node can cost the extender, whatever the content: bytes kept, bytes of answers, and work while the
 //! core is locked.
 
-use divvy_extender::core::Core;
+use divvy_extender::core::ExtenderCore;
 use divvy_kube::convert;
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS};
 use divvy_model::{MemoryUnit, Node, Pod};
 use serde_json::{Value, json};
@@ -37,8 +37,8 @@ fn worst_rule() -> String {
     vec![pattern[..each - 1].to_owned() + "q"; RULE_PATTERNS].join(",")
 }
 
-fn cluster(nodes: usize, product: impl Fn(usize, usize) -> String) -> Core {
-    let mut core = Core::new(MemoryUnit::GIB, divvy_extender::core::Timing::default());
+fn cluster(nodes: usize, product: impl Fn(usize, usize) -> String) -> ExtenderCore {
+    let mut core = ExtenderCore::new(MemoryUnit::GIB, divvy_extender::core::CoreTiming::default());
     let nodes: Vec<Node> = (0..nodes)
         .map(|number| {
             let mut node = node(&format!("n{number}"), &[40; 8]);
@@ -50,8 +50,8 @@ fn cluster(nodes: usize, product: impl Fn(usize, usize) -> String) -> Core {
             node
         })
         .collect();
-    core.node_change(Change::Reset(nodes), at(0));
-    core.pod_change(Change::Reset(Vec::new()), at(0));
+    core.node_change(WatchChange::Reset(nodes), at(0));
+    core.pod_change(WatchChange::Reset(Vec::new()), at(0));
     core
 }
 
@@ -131,11 +131,11 @@ fn left_behind(call: impl FnOnce()) -> i64 {
     allocation_counter::measure(call).bytes_current
 }
 
-fn kept(core: &mut Core, pods: impl Iterator<Item = PodObject>) -> i64 {
+fn kept(core: &mut ExtenderCore, pods: impl Iterator<Item = PodObject>) -> i64 {
     pods.map(|object| {
         let read = ReadPod::from(object);
         left_behind(|| {
-            core.pod_change(Change::Apply(read.clone()), at(0));
+            core.pod_change(WatchChange::Apply(read.clone()), at(0));
         })
     })
     .sum()
@@ -200,7 +200,7 @@ fn a_refused_bind_is_told_in_a_bounded_text() {
     let pod: Pod = convert::pod(&object("p", 4, json!({"divvy.dev/gpu-model": worst_rule()}))).expect("readable");
     core.index_mut().apply_pod(pod.clone());
     let (_, actions) = core.begin_bind(args(&pod, "n0"), at(2_000));
-    let [divvy_extender::core::Action::Answer { result: Err(error), .. }] = actions.as_slice() else {
+    let [divvy_extender::core::ExtenderAction::Answer { result: Err(error), .. }] = actions.as_slice() else {
         panic!("{actions:?}");
     };
     let text = error.message();

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use divvy_extender::core::{Core, FilterError, Posted, Timing};
+use divvy_extender::core::{CoreTiming, ExtenderCore, FilterError, Posted};
 use divvy_model::{MiB, Node, Pod};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Options, PatchKind};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, DeleteOptions, PatchKind};
 use serde_json::json;
 
 use crate::server::{Cluster, create_node, create_pod};
@@ -30,13 +30,13 @@ fn holding(sizes: &[u64], held: &[u64]) -> Node {
     node
 }
 
-fn fits(core: &mut Core, pod: &Pod, ms: u64) -> Result<bool, FilterError> {
+fn fits(core: &mut ExtenderCore, pod: &Pod, ms: u64) -> Result<bool, FilterError> {
     let answer = core.filter_at(pod, ["n1"], at(ms));
     answer.map(|answer| !answer.passed.is_empty())
 }
 
 /// One way in which a pod vanishes, at `ms`.
-type Way = fn(&mut Core, &Pod, u64);
+type Way = fn(&mut ExtenderCore, &Pod, u64);
 
 fn ways() -> [(&'static str, Way); 4] {
     [
@@ -71,7 +71,7 @@ fn ways() -> [(&'static str, Way); 4] {
 /// The pod vanished while its container ran, and its memory is given again after the limit and no sooner.
 #[test]
 fn a_vanished_pods_memory_waits_for_the_limit() {
-    assert_eq!(Timing::default().departed_ns, LIMIT_MS * MS);
+    assert_eq!(CoreTiming::default().departed_ns, LIMIT_MS * MS);
     for (way, vanish) in ways() {
         for shared in [node("n1", &[8]), gpushare_node("n1", 8, 1)] {
             let (old, q) = (running("old", "n1", 6), pod("q", 4));
@@ -204,7 +204,7 @@ fn only_departed_pods_in_the_way_are_errors() {
     let nodes = [node("n1", &[8]), node("n2", &[8])];
     let mut core = synced(&nodes, &[running("old", "n1", 8), running("other", "n2", 8), q.clone()]);
     core.index_mut().delete_pod("u-old");
-    let ask = |core: &mut Core, nodes: &[&'static str]| core.filter_at(&q, nodes.iter().copied(), at(0));
+    let ask = |core: &mut ExtenderCore, nodes: &[&'static str]| core.filter_at(&q, nodes.iter().copied(), at(0));
     assert_eq!(ask(&mut core, &["n2"]).expect("no room there").passed, [0; 0]);
     let error = ask(&mut core, &["n2", "n1"]).expect_err("n1 has room soon").to_string();
     assert!(
@@ -236,7 +236,7 @@ fn a_pod_that_is_not_gone_after_all_is_counted_once() {
 
 #[tokio::test]
 async fn a_forced_deletion_is_seen_counted_and_told_to_who_waits() {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     create_node(&api, "n", 8, 1);
     let (old, new) = (create_pod(&api, "old", 8), create_pod(&api, "new", 8));
     let mut settings = crate::server::settings();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use divvy_extender::Surroundings;
-use divvy_extender::tls::Source;
+use divvy_extender::ExtenderSurroundings;
+use divvy_extender::tls::CertificateSource;
 use divvy_extender::tls::certificate::{Pair, Roots};
-use divvy_extender::tls::plan::{Data, keys};
+use divvy_extender::tls::plan::{SecretData, keys};
 use divvy_testbed::api::ApiServer;
 use rcgen::{CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::pki_types::ServerName;
@@ -46,11 +46,11 @@ async fn tls(running: &Running, from: [u8; 4], config: rustls::ClientConfig) -> 
         .await
 }
 
-async fn extender(api: &ApiServer, webhook: bool) -> (Running, Data) {
-    let surroundings = Surroundings {
+async fn extender(api: &ApiServer, webhook: bool) -> (Running, SecretData) {
+    let surroundings = ExtenderSurroundings {
         tls: Some(secret_source(3_600)),
         webhook,
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     let running = start_with(api, surroundings).await;
     let data = until_made(api).await;
@@ -59,7 +59,7 @@ async fn extender(api: &ApiServer, webhook: bool) -> (Running, Data) {
 }
 
 /// A client with a certificate of this CA for another name.
-fn as_client(data: &Data, common_name: &str, alternative: Option<&str>) -> rustls::ClientConfig {
+fn as_client(data: &SecretData, common_name: &str, alternative: Option<&str>) -> rustls::ClientConfig {
     let key = std::str::from_utf8(&data[keys::CA_KEY]).expect("PEM");
     let mut authority = CertificateParams::default();
     authority.distinguished_name = DistinguishedName::new();
@@ -87,16 +87,16 @@ async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
     for key in [keys::SERVER, keys::SERVER_KEY, keys::CA] {
         std::fs::write(path(key), &data[key]).expect("written");
     }
-    let files = || Source::Files {
+    let files = || CertificateSource::Files {
         certificate: path(keys::SERVER),
         key: path(keys::SERVER_KEY),
         client_ca: path(keys::CA),
         server_name: NAME.to_owned(),
     };
-    let surroundings = |names: &[&str]| Surroundings {
+    let surroundings = |names: &[&str]| ExtenderSurroundings {
         tls: Some(files()),
         client_names: names.iter().map(|name| (*name).to_owned()).collect(),
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     let running = start_with(&api, surroundings(&[])).await;
     until_ready(&running, &data).await;
@@ -294,13 +294,13 @@ async fn large_headers_are_refused_with_and_without_a_certificate() {
 
 #[tokio::test]
 async fn readyz_shows_errors_of_the_api_server_to_known_callers_only() {
-    use divvy_testbed::api::{Effect, Match, Rule};
+    use divvy_testbed::api::{Effect, FaultRule, Match};
     let api = cluster();
     api.faults()
-        .add(Rule::new(Match::any().resource("nodes"), Effect::Refuse(403)));
-    let surroundings = Surroundings {
+        .add(FaultRule::new(Match::any().resource("nodes"), Effect::Refuse(403)));
+    let surroundings = ExtenderSurroundings {
         tls: Some(secret_source(3_600)),
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     let running = start_with(&api, surroundings).await;
     let data = until_made(&api).await;

@@ -1,6 +1,6 @@
 //! Binds whose earlier try got no answer, while the cluster changes.
 
-use divvy_extender::core::{Action, BindingRequest, Core, Got, Posted};
+use divvy_extender::core::{BindingRequest, ExtenderAction, ExtenderCore, Got, Posted};
 use divvy_model::{Gpu, Health, Node, Pod};
 
 use crate::values::*;
@@ -26,7 +26,7 @@ fn spoiled() -> [(&'static str, Node); 4] {
 }
 
 /// A pod of 8 units whose bind to n1's GPU 1 got no answer.
-fn in_doubt() -> (Core, Pod, Pod, BindingRequest) {
+fn in_doubt() -> (ExtenderCore, Pod, Pod, BindingRequest) {
     let (q, r) = (pod("q", 8), pod("r", 8));
     let mut core = synced(&[node("n1", &[16, 8])], &[q.clone(), r.clone()]);
     let (op, first) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
@@ -43,7 +43,7 @@ fn gpu(binding: &BindingRequest) -> String {
     }
 }
 
-fn fits(core: &Core, pod: &Pod) -> bool {
+fn fits(core: &ExtenderCore, pod: &Pod) -> bool {
     core.filter(pod, ["n1"]).expect("synced").failed.is_empty()
 }
 
@@ -80,7 +80,7 @@ fn the_first_try_may_succeed_after_the_second() {
         // In the meantime another pod gets the rest, but not the memory that the first try may take.
         assert_eq!(core.begin_bind(args(&r, "n1"), at(1_011)).1, [], "waits for the node");
         let actions = core.posted(op, conflict(), at(1_020));
-        let [Action::Get { op, .. }, Action::Post { binding: other, .. }] = &actions[..] else {
+        let [ExtenderAction::Get { op, .. }, ExtenderAction::Post { binding: other, .. }] = &actions[..] else {
             panic!("{actions:?}");
         };
         assert_eq!(gpu(other), "GPU-n1-0", "{what}");
@@ -131,7 +131,7 @@ fn a_second_try_that_is_refused_leaves_the_first_in_doubt() {
         let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1_000)).1);
         let (op, _) = one_post(core.got(op, found(&q), at(1_010)));
         for action in core.posted(op, refusal, at(1_020)) {
-            if let Action::Get { op, .. } = action {
+            if let ExtenderAction::Get { op, .. } = action {
                 one_answer(core.got(op, found(&q), at(1_030))).expect_err("refused");
             }
         }
@@ -155,7 +155,7 @@ fn unanswered_tries_count_once_per_gpu() {
         core.index_mut()
             .apply_node(&with(node("n1", &[16, 8]), |gpus| gpus[sick].health = Health::Failed));
         let mut actions = core.begin_bind(args(&q, "n1"), at(round * 1_000)).1;
-        if let [Action::Get { op, .. }] = &actions[..] {
+        if let [ExtenderAction::Get { op, .. }] = &actions[..] {
             let op = *op;
             actions = core.got(op, found(&q), at(round * 1_000 + 1));
         }

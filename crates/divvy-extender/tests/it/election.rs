@@ -1,6 +1,6 @@
 //! Leader election: the rules one by one, and then in random order, with wrong clocks, lost answers, and frozen processes.
 
-use divvy_extender::election::{Election, Record, Rules, Step};
+use divvy_extender::election::{Election, ElectionStep, LeaseRecord, Rules};
 use proptest::prelude::*;
 
 const S: u64 = 1_000_000_000;
@@ -10,8 +10,8 @@ const RULES: Rules = Rules {
     retry_ns: 2 * S,
 };
 
-fn held_by(holder: &str, renewed_us: i64) -> Record {
-    Record {
+fn held_by(holder: &str, renewed_us: i64) -> LeaseRecord {
+    LeaseRecord {
         holder: holder.to_owned(),
         lease_s: 15,
         acquired_us: 1,
@@ -20,7 +20,7 @@ fn held_by(holder: &str, renewed_us: i64) -> Record {
     }
 }
 
-fn found(record: &Record, version: u64) -> Option<(Record, String)> {
+fn found(record: &LeaseRecord, version: u64) -> Option<(LeaseRecord, String)> {
     Some((record.clone(), version.to_string()))
 }
 
@@ -34,15 +34,15 @@ fn the_numbers_are_client_gos() {
 fn a_lease_is_taken_when_it_is_free_and_not_a_moment_before() {
     let mut me = Election::new("me".to_owned(), RULES);
     let other = held_by("other", 100);
-    assert_eq!(me.read(found(&other, 7), 100 * S, 0), Step::Wait);
+    assert_eq!(me.read(found(&other, 7), 100 * S, 0), ElectionStep::Wait);
     assert_eq!(me.holder(), Some("other"));
     // The Lease is renewed: whatever the other's clock says, time counts from when this replica saw the renewal.
     let renewed = held_by("other", 101);
-    assert_eq!(me.read(found(&renewed, 8), 114 * S, 0), Step::Wait);
-    assert_eq!(me.read(found(&renewed, 8), 129 * S - 1, 0), Step::Wait);
+    assert_eq!(me.read(found(&renewed, 8), 114 * S, 0), ElectionStep::Wait);
+    assert_eq!(me.read(found(&renewed, 8), 129 * S - 1, 0), ElectionStep::Wait);
     assert!(me.would_take_over());
     let step = me.read(found(&renewed, 8), 129 * S, 55);
-    let expected = Record {
+    let expected = LeaseRecord {
         holder: "me".to_owned(),
         lease_s: 15,
         acquired_us: 55,
@@ -51,7 +51,7 @@ fn a_lease_is_taken_when_it_is_free_and_not_a_moment_before() {
     };
     assert_eq!(
         step,
-        Step::Replace {
+        ElectionStep::Replace {
             version: "8".to_owned(),
             record: expected.clone()
         }
@@ -62,13 +62,13 @@ fn a_lease_is_taken_when_it_is_free_and_not_a_moment_before() {
     assert!(!me.would_take_over());
     // The leader renews.
     let step = me.read(found(&expected, 9), 131 * S, 66);
-    let again = Record {
+    let again = LeaseRecord {
         renewed_us: 66,
         ..expected
     };
     assert_eq!(
         step,
-        Step::Replace {
+        ElectionStep::Replace {
             version: "9".to_owned(),
             record: again
         }
@@ -78,23 +78,27 @@ fn a_lease_is_taken_when_it_is_free_and_not_a_moment_before() {
 #[test]
 fn what_nobody_holds_is_taken_at_once() {
     let mut me = Election::new("me".to_owned(), RULES);
-    assert!(matches!(me.read(None, 5, 0), Step::Create(record) if record.holder == "me" && record.transitions == 0));
+    assert!(matches!(me.read(None, 5, 0), ElectionStep::Create(record) if record.holder == "me" && record.transitions == 0));
     let released = held_by("", 3);
-    assert!(matches!(me.read(found(&released, 2), 6, 0), Step::Replace { version, .. } if version == "2"));
+    assert!(matches!(me.read(found(&released, 2), 6, 0), ElectionStep::Replace { version, .. } if version == "2"));
 }
 
 #[test]
 fn a_holder_that_says_more_is_believed_up_to_a_minute() {
     for (said_s, free_after_s) in [(1, 15), (15, 15), (40, 40), (10_000, 60), (-5, 15)] {
         let mut me = Election::new("me".to_owned(), RULES);
-        let other = Record {
+        let other = LeaseRecord {
             lease_s: said_s,
             ..held_by("other", 1)
         };
-        assert_eq!(me.read(found(&other, 1), 0, 0), Step::Wait);
-        assert_eq!(me.read(found(&other, 1), free_after_s * S - 1, 0), Step::Wait, "{said_s}");
+        assert_eq!(me.read(found(&other, 1), 0, 0), ElectionStep::Wait);
+        assert_eq!(
+            me.read(found(&other, 1), free_after_s * S - 1, 0),
+            ElectionStep::Wait,
+            "{said_s}"
+        );
         assert!(
-            matches!(me.read(found(&other, 1), free_after_s * S, 0), Step::Replace { .. }),
+            matches!(me.read(found(&other, 1), free_after_s * S, 0), ElectionStep::Replace { .. }),
             "{said_s}"
         );
     }
@@ -105,7 +109,7 @@ fn a_renewal_changes_the_lease_despite_stuck_clocks() {
     let mut election = Election::new("a".to_owned(), Rules::default());
     let at = held_by("a", 7_000);
     for unix_us in [7_000, 7_001, 6_000] {
-        let Step::Replace { record, .. } = election.read(found(&at, 1), 0, unix_us) else {
+        let ElectionStep::Replace { record, .. } = election.read(found(&at, 1), 0, unix_us) else {
             panic!("its own Lease is renewed");
         };
         assert_ne!(record.renewed_us, at.renewed_us, "at {unix_us}");
@@ -116,7 +120,7 @@ fn a_renewal_changes_the_lease_despite_stuck_clocks() {
 fn who_releases_holds_nothing_and_another_need_not_wait() {
     let mut me = Election::new("me".to_owned(), RULES);
     assert_eq!(me.clone().release(), None, "who holds none has none to give");
-    let Step::Create(record) = me.read(None, 0, 1) else {
+    let ElectionStep::Create(record) = me.read(None, 0, 1) else {
         panic!("it is free")
     };
     me.written(record.clone(), "1".to_owned(), 0);
@@ -124,8 +128,8 @@ fn who_releases_holds_nothing_and_another_need_not_wait() {
     assert_eq!((version.as_str(), free.holder.as_str()), ("1", ""));
     assert_eq!(me.held_until_ns(), 0);
     let mut other = Election::new("other".to_owned(), RULES);
-    assert_eq!(other.read(found(&record, 1), 0, 0), Step::Wait);
-    assert!(matches!(other.read(found(&free, 2), 1, 0), Step::Replace { .. }));
+    assert_eq!(other.read(found(&record, 1), 0, 0), ElectionStep::Wait);
+    assert!(matches!(other.read(found(&free, 2), 1, 0), ElectionStep::Replace { .. }));
 }
 
 #[derive(Debug, Clone)]
@@ -168,21 +172,21 @@ struct Replica {
     election: Election,
     /// The clock's speed in per mille of true time, and its offset.
     clock: (u64, u64),
-    heard: Option<Option<(Record, String)>>,
+    heard: Option<Option<(LeaseRecord, String)>>,
     /// The write whose answer the replica waits for: its number, its content, and when it was sent by the replica's clock.
-    waits: Option<(u64, Record, u64)>,
+    waits: Option<(u64, LeaseRecord, u64)>,
 }
 
 struct Write {
     number: u64,
     /// `None`: create the Lease only if it does not exist.
     version: Option<String>,
-    record: Record,
+    record: LeaseRecord,
 }
 
 struct World {
     now_ns: u64,
-    lease: Option<(Record, u64)>,
+    lease: Option<(LeaseRecord, u64)>,
     version: u64,
     replicas: Vec<Replica>,
     on_their_way: Vec<Write>,
@@ -219,7 +223,7 @@ impl World {
         (0..self.replicas.len()).filter(leads).collect()
     }
 
-    fn send(&mut self, version: Option<String>, record: Record) -> u64 {
+    fn send(&mut self, version: Option<String>, record: LeaseRecord) -> u64 {
         self.next += 1;
         self.on_their_way.push(Write {
             number: self.next,
@@ -243,9 +247,9 @@ impl World {
                 let now = self.clock(i);
                 let Some(found) = self.replicas[i].heard.take() else { return };
                 let (version, record) = match self.replicas[i].election.read(found, now, (now / 1_000).cast_signed()) {
-                    Step::Wait => return,
-                    Step::Create(record) => (None, record),
-                    Step::Replace { version, record } => (Some(version), record),
+                    ElectionStep::Wait => return,
+                    ElectionStep::Create(record) => (None, record),
+                    ElectionStep::Replace { version, record } => (Some(version), record),
                 };
                 let number = self.send(version, record.clone());
                 self.replicas[i].waits = Some((number, record, now));

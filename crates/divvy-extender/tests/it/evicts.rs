@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_extender::core::{Action, Core, Posted};
-use divvy_kube::watch::Change;
+use divvy_extender::core::{ExtenderAction, ExtenderCore, Posted};
+use divvy_kube::watch::WatchChange;
 use divvy_model::{Node, Phase, Pod, names};
 use divvy_testbed::api::PatchKind;
 use serde_json::json;
@@ -24,13 +24,13 @@ fn naming(name: &str, evict: &[&str]) -> Node {
 }
 
 /// Apply a node, and return the names of the pods that are evicted.
-fn apply(core: &mut Core, node: Node, ms: u64) -> BTreeSet<String> {
-    evicted(core.node_change(Change::Apply(node), at(ms)))
+fn apply(core: &mut ExtenderCore, node: Node, ms: u64) -> BTreeSet<String> {
+    evicted(core.node_change(WatchChange::Apply(node), at(ms)))
 }
 
-fn evicted(actions: Vec<Action>) -> BTreeSet<String> {
+fn evicted(actions: Vec<ExtenderAction>) -> BTreeSet<String> {
     let name = |action| match action {
-        Action::Evict { uid, pod } => {
+        ExtenderAction::Evict { uid, pod } => {
             assert_eq!(uid, format!("u-{}", pod.name));
             pod.name
         }
@@ -73,7 +73,7 @@ fn a_node_has_only_its_own_pods_with_gpus_evicted() {
     assert_eq!(apply(&mut core, naming("n1", &all), 1), named(&["a"]));
     // The list of nodes says the same as the watch.
     let mut core = synced(&[], &pods);
-    let listed = core.node_change(Change::Reset(vec![naming("n1", &all), naming("n2", &[])]), at(1));
+    let listed = core.node_change(WatchChange::Reset(vec![naming("n1", &all), naming("n2", &[])]), at(1));
     assert_eq!(evicted(listed), named(&["a"]));
 }
 
@@ -128,7 +128,7 @@ fn an_owner_hears_of_a_refused_eviction_once() {
     let refused = |text: &str| Posted::Refused(text.to_owned());
     let answer = refused("pods \"a\" is forbidden: cannot create resource \"pods/eviction\" (403 Forbidden)");
     let actions = core.evicted("u-a", answer.clone());
-    let [Action::Warn { pod, reason, text, .. }] = &actions[..] else {
+    let [ExtenderAction::Warn { pod, reason, text, .. }] = &actions[..] else {
         panic!("{actions:?}");
     };
     assert_eq!((&*pod.name, *reason), ("a", "EvictionRefused"));
@@ -146,7 +146,7 @@ fn an_owner_hears_of_a_refused_eviction_once() {
         refused("Cannot evict pod as it would violate the pod's disruption budget. (429 TooManyRequests)"),
     );
     assert!(
-        matches!(&actions[..], [Action::Warn { text, .. }] if text.contains("disruption budget") && text.ends_with("every 10 s")),
+        matches!(&actions[..], [ExtenderAction::Warn { text, .. }] if text.contains("disruption budget") && text.ends_with("every 10 s")),
         "{actions:?}"
     );
     assert_eq!(core.counts().evictions_refused, 3);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use divvy_extender::{DecideIn, Placement, Settings};
+use divvy_extender::{DecideIn, ExtenderSettings, PlacementRules};
 use divvy_policy::Policy;
 use serde_json::{Value, json};
 
@@ -13,14 +13,14 @@ const FILTER: &str = "/gpushare-scheduler/filter";
 const PRIORITIZE: &str = "/gpushare-scheduler/prioritize";
 
 /// gpushare's fixture. n1: 6 and 12 units free. n2: full. n3: no GPU. n4: four GPUs with 16 each.
-async fn fixture(placement: Placement) -> Cluster {
-    Cluster::fixture_with(Settings { placement, ..settings() }).await
+async fn fixture(placement: PlacementRules) -> Cluster {
+    Cluster::fixture_with(ExtenderSettings { placement, ..settings() }).await
 }
 
-fn by(policy: Policy) -> Placement {
-    Placement {
+fn by(policy: Policy) -> PlacementRules {
+    PlacementRules {
         policy,
-        ..Placement::default()
+        ..PlacementRules::default()
     }
 }
 
@@ -58,7 +58,7 @@ async fn the_best_node_gets_ten_and_no_other_more_than_five() {
 /// Node objects are as good as names.
 #[tokio::test]
 async fn scores_come_as_go_reads_them() {
-    let cluster = fixture(Placement::default()).await;
+    let cluster = fixture(PlacementRules::default()).await;
     let node = |name: &str| json!({"metadata": {"name": name}});
     let body = json!({"pod": pod_manifest("q", 6), "nodes": {"items": [node("n1"), node("n4")]}});
     let (status, text) = cluster.ask("POST", PRIORITIZE, body.to_string()).await;
@@ -74,7 +74,7 @@ async fn scores_come_as_go_reads_them() {
 
 #[tokio::test]
 async fn what_cannot_be_ranked_is_an_error_of_the_call() {
-    let cluster = fixture(Placement::default()).await;
+    let cluster = fixture(PlacementRules::default()).await;
     for (body, status) in [("{}", StatusCode::BAD_REQUEST), ("[", StatusCode::BAD_REQUEST)] {
         let (found, text) = cluster.ask("POST", PRIORITIZE, body).await;
         assert_eq!(found, status, "{text}");
@@ -89,7 +89,7 @@ async fn what_cannot_be_ranked_is_an_error_of_the_call() {
 async fn a_deciding_filter_passes_only_the_best_node() {
     let decide_in = DecideIn::Filter;
     for (policy, best) in [(Policy::Divvy, "n1"), (Policy::Spread, "n4")] {
-        let cluster = fixture(Placement { policy, decide_in }).await;
+        let cluster = fixture(PlacementRules { policy, decide_in }).await;
         for nodes in [["n1", "n2", "n4"], ["n4", "n2", "n1"]] {
             let answer = cluster
                 .json(FILTER, json!({"Pod": pod_manifest("q", 6), "NodeNames": nodes}))
@@ -121,7 +121,7 @@ async fn bind_takes_the_gpu_that_the_policy_chooses() {
 
 #[tokio::test]
 async fn calls_are_counted_by_verb() {
-    let cluster = fixture(Placement::default()).await;
+    let cluster = fixture(PlacementRules::default()).await;
     scores(&cluster, &pod_manifest("q", 6), &["n1", "n4"]).await;
     let (_, text) = cluster.ask("GET", "/metrics", "").await;
     let line = r#"divvy_extender_request_duration_seconds_count{verb="prioritize"} 1"#;

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_extender::core::{CoreTiming, ExtenderAction, ExtenderCore, Got, Posted};
 use divvy_extender::election::Rules;
-use divvy_extender::{Candidate, Surroundings, run_with};
+use divvy_extender::{ExtenderSurroundings, LeaseCandidate, run_with};
 use divvy_model::MemoryUnit;
-use divvy_testbed::api::{ApiServer, Effect, Match, Rule};
+use divvy_testbed::api::{ApiServer, Effect, FaultRule, Match};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -33,7 +33,7 @@ fn who_does_not_lead_binds_nothing_and_says_so() {
 #[test]
 fn a_new_leader_lists_again_before_it_binds() {
     let (q, r) = (pod("q", 8), pod("r", 8));
-    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    let mut core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
     core.index_mut().reset_nodes(&[gpushare_node("n1", 8, 1)]);
     core.index_mut().reset_pods(vec![q.clone(), r.clone()]);
     core.stand_by();
@@ -82,7 +82,7 @@ fn losing_the_lease_ends_sending() {
     assert_eq!(free(&core, "n1"), [16]);
     assert!(!core.in_doubt());
     assert!(
-        !matches!(core.sweep(at(10_000))[..], [Action::Check { .. }]),
+        !matches!(core.sweep(at(10_000))[..], [ExtenderAction::Check { .. }]),
         "nothing to be looked after"
     );
 }
@@ -104,16 +104,16 @@ async fn replica(api: &ApiServer, name: &str) -> Replica {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address: SocketAddr = listener.local_addr().expect("bound");
     let stop = CancellationToken::new();
-    let surroundings = Surroundings {
+    let surroundings = ExtenderSurroundings {
         tls: Some(secret_source(3_600)),
-        lease: Some(Candidate {
+        lease: Some(LeaseCandidate {
             namespace: "divvy-system".to_owned(),
             name: "divvy-extender".to_owned(),
             replica: name.to_owned(),
             address,
             rules: RULES,
         }),
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     let ended = tokio::spawn(run_with(
         listener,
@@ -246,7 +246,7 @@ async fn an_elected_replica_learns_what_its_watch_missed() {
     .await;
     // From here on, b receives no events of pods and cannot list them.
     let broken = ["watch", "list"].map(|verb| {
-        api.faults().add(Rule::new(
+        api.faults().add(FaultRule::new(
             Match::any().verb(verb).resource("pods").client("b"),
             Effect::Refuse(500),
         ))
@@ -280,7 +280,7 @@ async fn a_leader_stops_before_losing_its_lease() {
     assert_eq!(leader(&api, &[&a]).await, 0);
     let p = create_pod(&api, "p", 2);
     a.binds(&api, &p).await;
-    let rule = Rule::new(
+    let rule = FaultRule::new(
         Match::any()
             .verb("update")
             .verb("get")
@@ -309,7 +309,7 @@ async fn a_leader_stops_before_losing_its_lease() {
 #[tokio::test]
 async fn a_replica_denied_the_lease_is_not_ready() {
     let api = cluster();
-    let rule = Rule::new(Match::any().resource("leases.coordination.k8s.io"), Effect::Refuse(403));
+    let rule = FaultRule::new(Match::any().resource("leases.coordination.k8s.io"), Effect::Refuse(403));
     let rule = api.faults().add(rule);
     let a = replica(&api, "a").await;
     let ready = async || get(&a.running, as_nobody(&stored(&api)), "/readyz").await.ok();

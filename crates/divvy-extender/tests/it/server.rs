@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use divvy_extender::{Limits, Served, Settings, Surroundings, run_with, serve};
+use divvy_extender::{ExtenderLimits, ExtenderSettings, ExtenderSurroundings, Served, run_with, serve};
 use divvy_model::MemoryUnit;
-use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Match, Options, PatchKind, Rule, RuleId};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, DeleteOptions, Effect, FaultRule, Match, PatchKind, RuleId};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -22,11 +22,11 @@ pub(crate) struct Cluster {
     _stop: DropGuard,
 }
 
-pub(crate) fn settings() -> Settings {
-    let mut settings = Settings::new(MemoryUnit::GIB);
+pub(crate) fn settings() -> ExtenderSettings {
+    let mut settings = ExtenderSettings::new(MemoryUnit::GIB);
     // No other extender binds, so there is no need for the settle second.
     settings.timing.settle_ns = 0;
-    settings.limits = Limits {
+    settings.limits = ExtenderLimits {
         post: Duration::from_millis(150),
         get: Duration::from_millis(150),
         sweep: Duration::from_millis(50),
@@ -36,9 +36,9 @@ pub(crate) fn settings() -> Settings {
 
 impl Cluster {
     pub(crate) async fn new() -> Cluster {
-        Cluster::on(ApiServer::new(Options {
+        Cluster::on(ApiServer::new(ApiServerOptions {
             seed: Some(1),
-            ..Options::default()
+            ..ApiServerOptions::default()
         }))
         .await
     }
@@ -47,7 +47,7 @@ impl Cluster {
         Cluster::with(api, settings()).await
     }
 
-    pub(crate) async fn with(api: ApiServer, settings: Settings) -> Cluster {
+    pub(crate) async fn with(api: ApiServer, settings: ExtenderSettings) -> Cluster {
         let stop = CancellationToken::new();
         let served = serve(api.client(), settings, stop.clone());
         let cluster = Cluster {
@@ -78,10 +78,10 @@ impl Cluster {
     }
 
     /// Make gpushare's fixture with these settings for the extender.
-    pub(crate) async fn fixture_with(settings: Settings) -> Cluster {
-        let api = ApiServer::new(Options {
+    pub(crate) async fn fixture_with(settings: ExtenderSettings) -> Cluster {
+        let api = ApiServer::new(ApiServerOptions {
             seed: Some(1),
-            ..Options::default()
+            ..ApiServerOptions::default()
         });
         for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {
             create_node(&api, name, units, gpus);
@@ -142,10 +142,10 @@ impl Cluster {
 
     /// End the watch of pods. It cannot be resumed until the rule is removed.
     async fn break_watch_of_pods(&self) -> RuleId {
-        let broken = self
-            .api
-            .faults()
-            .add(Rule::new(Match::any().verb("watch").resource("pods"), Effect::Refuse(500)));
+        let broken = self.api.faults().add(FaultRule::new(
+            Match::any().verb("watch").resource("pods"),
+            Effect::Refuse(500),
+        ));
         self.api.faults().cut_watches();
         self.eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
             .await;
@@ -317,7 +317,7 @@ async fn an_answer_that_is_lost_is_found_out() {
     ] {
         let cluster = Cluster::fixture().await;
         let q = create_pod(&cluster.api, "q", 8);
-        cluster.api.faults().add(Rule::new(binding(), effect.clone()).times(1));
+        cluster.api.faults().add(FaultRule::new(binding(), effect.clone()).times(1));
         let answer = cluster.bind(&q, "n1").await;
         assert!(
             answer.contains(first) && answer.is_empty() == first.is_empty(),
@@ -504,7 +504,7 @@ async fn a_restart_changes_nothing() {
 /// Until then, it answers with the reason.
 #[tokio::test]
 async fn it_is_unready_until_the_cluster_is_listed() {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     create_node(&api, "n", 16, 1);
     let q = create_pod(&api, "q", 1);
     api.faults().set_down(true);
@@ -553,12 +553,12 @@ async fn it_is_unready_until_the_cluster_is_listed() {
 #[tokio::test]
 async fn the_program_listens_serves_and_stops() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     create_node(&api, "n", 16, 1);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
     let stop = CancellationToken::new();
-    let plain = Surroundings::default();
+    let plain = ExtenderSurroundings::default();
     let program = tokio::spawn(run_with(listener, api.client(), settings(), plain, stop.clone()));
     let get = |path: &'static str| async move {
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("listens");
@@ -585,12 +585,12 @@ async fn the_program_listens_serves_and_stops() {
     );
 
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let config = divvy_extender::Config {
+    let config = divvy_extender::ExtenderConfig {
         kubeconfig: Some("/nonexistent/kubeconfig".into()),
         context: None,
         listen: taken.local_addr().expect("bound"),
         memory_unit: MemoryUnit::GIB,
-        placement: divvy_extender::Placement::default(),
+        placement: divvy_extender::PlacementRules::default(),
         unhealthy_gpu_configmaps: true,
         tls: None,
         client_names: Vec::new(),

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_extender::core::{CoreTiming, ExtenderAction, ExtenderCore, Got, Posted};
 use divvy_model::{MemoryUnit, Node, Pod};
-use divvy_testbed::api::{ApiServer, Options};
+use divvy_testbed::api::{ApiServer, ApiServerOptions};
 use serde_json::{Value, json};
 
 use crate::server::{Cluster, create_node, create_pod, settings};
@@ -12,9 +12,9 @@ use crate::values::*;
 
 const SETTLE_MS: u64 = 1_000;
 
-fn listed(nodes: &[Node], pods: &[Pod], ms: u64) -> Core {
-    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
-    assert_eq!(Timing::default().settle_ns, SETTLE_MS * MS);
+fn listed(nodes: &[Node], pods: &[Pod], ms: u64) -> ExtenderCore {
+    let mut core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
+    assert_eq!(CoreTiming::default().settle_ns, SETTLE_MS * MS);
     core.index_mut().reset_nodes(nodes);
     core.index_mut().reset_pods(pods.to_vec());
     assert_eq!(core.pods_listed(at(ms)), []);
@@ -71,7 +71,7 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
     for second in 21..26 {
         core.pods_listed(at(second * 1_000));
         actions = core.got(op, found(&r), at(second * 1_000 + 1));
-        if !matches!(actions[..], [Action::Get { .. }]) {
+        if !matches!(actions[..], [ExtenderAction::Get { .. }]) {
             break;
         }
     }
@@ -113,9 +113,9 @@ fn after_a_list_unreadable_pods_are_not_bound() {
 }
 
 /// Return the pods for which there is a warning event.
-fn told(actions: Vec<Action>) -> Vec<String> {
+fn told(actions: Vec<ExtenderAction>) -> Vec<String> {
     let name = |action| match action {
-        Action::Warn { pod, reason, text, .. } => {
+        ExtenderAction::Warn { pod, reason, text, .. } => {
             assert_eq!(reason, "GpuPromisedTwice");
             assert!(text.len() < 1_000 && text.contains("Delete this pod"), "{text}");
             pod.name
@@ -132,7 +132,7 @@ fn a_double_promise_warns_the_last_owner_once() {
     assert_eq!(told(core.promised_twice()), [""; 0]);
     core.index_mut().apply_pod(b.clone());
     let actions = core.promised_twice();
-    let Some(Action::Warn { text, uid, .. }) = actions.first() else {
+    let Some(ExtenderAction::Warn { text, uid, .. }) = actions.first() else {
         panic!("{actions:?}");
     };
     assert_eq!(uid, "u-b");
@@ -227,7 +227,7 @@ fn foreign_binding(pod: &Value) -> Value {
 }
 
 fn one_gpu() -> (ApiServer, Value, Value) {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     create_node(&api, "n", 8, 1);
     let (q, r) = (create_pod(&api, "q", 8), create_pod(&api, "r", 8));
     (api, q, r)
@@ -238,12 +238,12 @@ async fn a_late_bindings_memory_is_not_promised_again() {
     let (api, q, r) = one_gpu();
     let began = tokio::time::Instant::now();
     let mut settings = settings();
-    settings.timing = Timing::default();
+    settings.timing = CoreTiming::default();
     let cluster = Cluster::with(api.clone(), settings).await;
     let body = json!({"Pod": r, "NodeNames": ["n"]});
     let answer = cluster.json("/gpushare-scheduler/filter", body).await;
     assert_eq!(answer["NodeNames"], json!(["n"]));
-    let settle = Duration::from_nanos(Timing::default().settle_ns);
+    let settle = Duration::from_nanos(CoreTiming::default().settle_ns);
     assert!(began.elapsed() < settle, "filter does not wait: {:?}", began.elapsed());
     let lands = async {
         tokio::time::sleep(settle / 2).await;

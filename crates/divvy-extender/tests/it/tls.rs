@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_extender::tls::Source;
+use divvy_extender::tls::CertificateSource;
 use divvy_extender::tls::certificate::{Pair, Roots};
 use divvy_extender::tls::make::carry_out;
-use divvy_extender::tls::plan::{Data, Lifetimes, Part, keys, next_s, plan};
-use divvy_extender::{Surroundings, run_with};
-use divvy_testbed::api::{ApiServer, Effect, Match, Options, PatchKind, Rule};
+use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, SecretPart, keys, next_s, plan};
+use divvy_extender::{ExtenderSurroundings, run_with};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Effect, FaultRule, Match, PatchKind};
 use futures::StreamExt as _;
 use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
@@ -23,19 +23,19 @@ pub(crate) const NAME: &str = "divvy-extender.divvy-system.svc";
 const NOW: i64 = 1_800_000_000;
 const DAY: i64 = 86_400;
 
-pub(crate) fn made(now_s: i64) -> Data {
-    let plan = plan(&Data::new(), NAME, now_s, Lifetimes::default()).expect("an empty one is ours");
-    carry_out(&plan, &Data::new(), NAME, now_s, Lifetimes::default()).expect("made")
+pub(crate) fn made(now_s: i64) -> SecretData {
+    let plan = plan(&SecretData::new(), NAME, now_s, CertificateLifetimes::default()).expect("an empty one is ours");
+    carry_out(&plan, &SecretData::new(), NAME, now_s, CertificateLifetimes::default()).expect("made")
 }
 
-fn parts(data: &Data, name: &str, now_s: i64) -> Vec<Part> {
-    let plan = plan(data, name, now_s, Lifetimes::default()).expect("ours");
+fn parts(data: &SecretData, name: &str, now_s: i64) -> Vec<SecretPart> {
+    let plan = plan(data, name, now_s, CertificateLifetimes::default()).expect("ours");
     plan.make.into_iter().map(|(part, _)| part).collect()
 }
 
 #[test]
 fn what_is_made_follows_from_what_is_there_and_the_time() {
-    use Part::{Authority, Client, Server};
+    use SecretPart::{Authority, Client, Server};
     let data = made(NOW);
     let without = |key: &str| {
         let mut data = data.clone();
@@ -48,14 +48,14 @@ fn what_is_made_follows_from_what_is_there_and_the_time() {
         data
     };
     let other = made(NOW);
-    let lifetime = Lifetimes::default().server_s;
-    let end = NOW + Lifetimes::default().authority_s;
+    let lifetime = CertificateLifetimes::default().server_s;
+    let end = NOW + CertificateLifetimes::default().authority_s;
     let all = vec![Authority, Server, Client];
     for (what, data, name, now_s, expected) in [
-        ("nothing", Data::new(), NAME, NOW, all.clone()),
+        ("nothing", SecretData::new(), NAME, NOW, all.clone()),
         (
             "keys without values",
-            Data::from([(keys::CA.to_owned(), Vec::new())]),
+            SecretData::from([(keys::CA.to_owned(), Vec::new())]),
             NAME,
             NOW,
             all.clone(),
@@ -100,26 +100,29 @@ fn what_is_made_follows_from_what_is_there_and_the_time() {
         foreign.insert(key.to_owned(), other[key].clone());
     }
     assert_eq!(parts(&foreign, NAME, NOW), [Server, Client], "signed by another authority");
-    assert_eq!(next_s(&data, Lifetimes::default()), Some(NOW + lifetime - lifetime / 3));
+    assert_eq!(
+        next_s(&data, CertificateLifetimes::default()),
+        Some(NOW + lifetime - lifetime / 3)
+    );
 }
 
 #[test]
 fn what_somebody_else_put_there_is_not_overwritten() {
     let data = made(NOW);
     for keep in [vec![keys::CA], vec![keys::CA_KEY], vec![keys::SERVER, keys::SERVER_KEY]] {
-        let data: Data = data
+        let data: SecretData = data
             .clone()
             .into_iter()
             .filter(|(key, _)| keep.contains(&key.as_str()))
             .collect();
-        let why = plan(&data, NAME, NOW, Lifetimes::default())
+        let why = plan(&data, NAME, NOW, CertificateLifetimes::default())
             .expect_err("not ours")
             .to_string();
         assert!(why.contains("does not overwrite it"), "{why}");
     }
     let mut broken = data.clone();
     broken.insert(keys::CA.to_owned(), b"-----BEGIN".to_vec());
-    let why = plan(&broken, NAME, NOW, Lifetimes::default())
+    let why = plan(&broken, NAME, NOW, CertificateLifetimes::default())
         .expect_err("unreadable")
         .to_string();
     assert!(why.contains("ca.crt") && why.contains("made again"), "{why}");
@@ -128,18 +131,22 @@ fn what_somebody_else_put_there_is_not_overwritten() {
 #[test]
 fn before_the_authority_ends_its_administrator_is_told() {
     let data = made(NOW);
-    let end = NOW + Lifetimes::default().authority_s;
-    let warning = |now_s| plan(&data, NAME, now_s, Lifetimes::default()).expect("ours").warning;
+    let end = NOW + CertificateLifetimes::default().authority_s;
+    let warning = |now_s| {
+        plan(&data, NAME, now_s, CertificateLifetimes::default())
+            .expect("ours")
+            .warning
+    };
     assert_eq!(warning(NOW), None);
     assert!(warning(end - 100 * DAY).is_some_and(|text| text.contains("expires in 100 days")));
     assert!(warning(end + 1).is_some_and(|text| text.contains("a new one was made")));
     // The extender's own certificate never outlives the CA, and is not renewed repeatedly near the CA's end.
     let late = carry_out(
-        &plan(&data, NAME, end - DAY, Lifetimes::default()).expect("ours"),
+        &plan(&data, NAME, end - DAY, CertificateLifetimes::default()).expect("ours"),
         &data,
         NAME,
         end - DAY,
-        Lifetimes::default(),
+        CertificateLifetimes::default(),
     )
     .expect("made");
     assert_eq!(parts(&late, NAME, end - DAY / 2), []);
@@ -149,8 +156,8 @@ fn before_the_authority_ends_its_administrator_is_told() {
 fn a_renewed_certificate_is_taken_by_clients_of_the_first_hour() {
     let data = made(NOW);
     let later = NOW + 25 * DAY;
-    let due = plan(&data, NAME, later, Lifetimes::default()).expect("ours");
-    let renewed = carry_out(&due, &data, NAME, later, Lifetimes::default()).expect("made");
+    let due = plan(&data, NAME, later, CertificateLifetimes::default()).expect("ours");
+    let renewed = carry_out(&due, &data, NAME, later, CertificateLifetimes::default()).expect("made");
     for key in [keys::CA, keys::CA_KEY, keys::CLIENT, keys::CLIENT_KEY] {
         assert_eq!(data[key], renewed[key], "kube-scheduler has {key} since its start");
     }
@@ -185,15 +192,15 @@ impl Running {
     }
 }
 
-async fn start(api: &ApiServer, source: Source) -> Running {
-    let surroundings = Surroundings {
+async fn start(api: &ApiServer, source: CertificateSource) -> Running {
+    let surroundings = ExtenderSurroundings {
         tls: Some(source),
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     start_with(api, surroundings).await
 }
 
-pub(crate) async fn start_with(api: &ApiServer, surroundings: Surroundings) -> Running {
+pub(crate) async fn start_with(api: &ApiServer, surroundings: ExtenderSurroundings) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
     let stop = CancellationToken::new();
@@ -205,9 +212,9 @@ pub(crate) async fn start_with(api: &ApiServer, surroundings: Surroundings) -> R
 }
 
 pub(crate) fn cluster() -> ApiServer {
-    let api = ApiServer::new(Options {
+    let api = ApiServer::new(ApiServerOptions {
         seed: Some(1),
-        ..Options::default()
+        ..ApiServerOptions::default()
     });
     api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
         .expect("a namespace");
@@ -217,8 +224,8 @@ pub(crate) fn cluster() -> ApiServer {
     api
 }
 
-pub(crate) fn secret_source(lifetime_s: u64) -> Source {
-    Source::Secret {
+pub(crate) fn secret_source(lifetime_s: u64) -> CertificateSource {
+    CertificateSource::Secret {
         namespace: "divvy-system".to_owned(),
         name: "tls".to_owned(),
         server_name: NAME.to_owned(),
@@ -226,7 +233,7 @@ pub(crate) fn secret_source(lifetime_s: u64) -> Source {
     }
 }
 
-pub(crate) fn stored(api: &ApiServer) -> Data {
+pub(crate) fn stored(api: &ApiServer) -> SecretData {
     use k8s_openapi::api::core::v1::Secret;
     let object = api.get("secrets", "divvy-system", "tls").expect("there");
     let secret: Secret = serde_json::from_value(object).expect("a Secret");
@@ -250,7 +257,7 @@ pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T
     }
 }
 
-pub(crate) async fn until_made(api: &ApiServer) -> Data {
+pub(crate) async fn until_made(api: &ApiServer) -> SecretData {
     until("the certificates are made", async || {
         Some(stored(api)).filter(|data| data.len() == 6)
     })
@@ -296,12 +303,12 @@ pub(crate) async fn connect(running: &Running, config: rustls::ClientConfig) -> 
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-pub(crate) fn as_scheduler(data: &Data) -> rustls::ClientConfig {
+pub(crate) fn as_scheduler(data: &SecretData) -> rustls::ClientConfig {
     let pair = Pair::read(&data[keys::CLIENT], &data[keys::CLIENT_KEY]).expect("a pair");
     pair.client(&Roots::read(&data[keys::CA]).expect("roots")).expect("a client")
 }
 
-pub(crate) fn as_nobody(data: &Data) -> rustls::ClientConfig {
+pub(crate) fn as_nobody(data: &SecretData) -> rustls::ClientConfig {
     use rustls::pki_types::pem::PemObject as _;
     let mut roots = rustls::RootCertStore::empty();
     roots
@@ -318,7 +325,7 @@ pub(crate) async fn get(running: &Running, config: rustls::ClientConfig, path: &
     ask(&mut connect(running, config).await?, &request("GET", path, "")).await
 }
 
-pub(crate) async fn until_ready(running: &Running, data: &Data) {
+pub(crate) async fn until_ready(running: &Running, data: &SecretData) {
     until("it is ready", async || {
         let (status, _) = get(running, as_nobody(data), "/readyz").await.ok()?;
         status.contains("200").then_some(())
@@ -415,10 +422,10 @@ async fn placing_pods_needs_a_certificate_of_the_authority() {
 #[tokio::test]
 async fn the_webhook_needs_no_certificate_of_its_caller() {
     let api = cluster();
-    let surroundings = Surroundings {
+    let surroundings = ExtenderSurroundings {
         tls: Some(secret_source(3_600)),
         webhook: true,
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     let running = start_with(&api, surroundings).await;
     let data = until_made(&api).await;
@@ -498,7 +505,7 @@ async fn the_certificate_is_renewed_while_it_serves() {
     })
     .await;
     assert_eq!(renewed[keys::CA], first[keys::CA]);
-    let leaf = |data: &Data| {
+    let leaf = |data: &SecretData| {
         use rustls::pki_types::pem::PemObject as _;
         rustls::pki_types::CertificateDer::from_pem_slice(&data[keys::SERVER]).expect("PEM")
     };
@@ -515,7 +522,7 @@ async fn the_certificate_is_renewed_while_it_serves() {
 async fn replicas_that_start_at_once_end_with_one_authority() {
     let api = cluster();
     // All replicas read the empty Secret before one of them has written it.
-    api.faults().add(Rule::new(
+    api.faults().add(FaultRule::new(
         Match::any().verb("update").resource("secrets"),
         Effect::Latency(Duration::from_millis(200)),
     ));
@@ -558,14 +565,14 @@ async fn certificate_files_are_read_again() {
     let api = cluster();
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name);
-    let write = |data: &Data| {
+    let write = |data: &SecretData| {
         for key in [keys::SERVER, keys::SERVER_KEY, keys::CA] {
             std::fs::write(path(key), &data[key]).expect("written");
         }
     };
     let (first, second) = (made(time_s()), made(time_s()));
     write(&first);
-    let source = Source::Files {
+    let source = CertificateSource::Files {
         certificate: path(keys::SERVER),
         key: path(keys::SERVER_KEY),
         client_ca: path(keys::CA),

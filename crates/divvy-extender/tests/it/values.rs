@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use divvy_extender::core::{Action, BindArgs, BindError, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
+use divvy_extender::core::{
+    BindArgs, BindError, BindingRequest, CoreTiming, ExtenderAction, ExtenderCore, Got, Now, OpId, Posted, Ticket,
+};
 use divvy_model::{Held, MemoryUnit, Node, Phase, Pod, PodKey};
 pub(crate) use divvy_testkit::nodes::{divvy_node as node, gpushare_cluster, gpushare_node, gpushare_pod, pending as pod};
 
@@ -34,15 +36,15 @@ pub(crate) fn args(pod: &Pod, node: &str) -> BindArgs {
     }
 }
 
-pub(crate) fn synced(nodes: &[Node], pods: &[Pod]) -> Core {
-    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+pub(crate) fn synced(nodes: &[Node], pods: &[Pod]) -> ExtenderCore {
+    let mut core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
     core.index_mut().reset_nodes(nodes);
     core.index_mut().reset_pods(pods.to_vec());
     core
 }
 
 /// Free units of a node's GPUs.
-pub(crate) fn free(core: &Core, node: &str) -> Vec<u64> {
+pub(crate) fn free(core: &ExtenderCore, node: &str) -> Vec<u64> {
     let view = core.index().ledger().node(node).expect("known node");
     let gpus = view.state().map_or(0, |state| state.gpus.len());
     (0..gpus).map(|i| MemoryUnit::GIB.units_in(view.free(i))).collect()
@@ -53,41 +55,41 @@ pub(crate) fn key(pod: &Pod) -> PodKey {
 }
 
 /// Expects exactly one action, a POST.
-pub(crate) fn one_post(actions: Vec<Action>) -> (OpId, BindingRequest) {
-    match <[Action; 1]>::try_from(actions) {
-        Ok([Action::Post { op, binding }]) => (op, binding),
+pub(crate) fn one_post(actions: Vec<ExtenderAction>) -> (OpId, BindingRequest) {
+    match <[ExtenderAction; 1]>::try_from(actions) {
+        Ok([ExtenderAction::Post { op, binding }]) => (op, binding),
         other => panic!("expected one POST: {other:?}"),
     }
 }
 
 /// Expects exactly one action, a GET.
-pub(crate) fn one_get(actions: Vec<Action>) -> (OpId, PodKey, u64) {
-    match <[Action; 1]>::try_from(actions) {
-        Ok([Action::Get { op, pod, after_ns }]) => (op, pod, after_ns),
+pub(crate) fn one_get(actions: Vec<ExtenderAction>) -> (OpId, PodKey, u64) {
+    match <[ExtenderAction; 1]>::try_from(actions) {
+        Ok([ExtenderAction::Get { op, pod, after_ns }]) => (op, pod, after_ns),
         other => panic!("expected one GET: {other:?}"),
     }
 }
 
 /// Expects nothing but answers.
-pub(crate) fn answers(actions: Vec<Action>) -> BTreeMap<Ticket, Result<(), BindError>> {
+pub(crate) fn answers(actions: Vec<ExtenderAction>) -> BTreeMap<Ticket, Result<(), BindError>> {
     actions
         .into_iter()
         .map(|action| match action {
-            Action::Answer { ticket, result } => (ticket, result),
+            ExtenderAction::Answer { ticket, result } => (ticket, result),
             other => panic!("expected answers only: {other:?}"),
         })
         .collect()
 }
 
 /// Expects exactly one answer.
-pub(crate) fn one_answer(actions: Vec<Action>) -> Result<(), BindError> {
+pub(crate) fn one_answer(actions: Vec<ExtenderAction>) -> Result<(), BindError> {
     let answers = answers(actions);
     assert_eq!(answers.len(), 1, "{answers:?}");
     answers.into_values().next().expect("one")
 }
 
 /// Expects exactly one answer, which is a refusal, and returns its text.
-pub(crate) fn one_refusal(actions: Vec<Action>) -> String {
+pub(crate) fn one_refusal(actions: Vec<ExtenderAction>) -> String {
     one_answer(actions).expect_err("a refusal").message()
 }
 

@@ -2,16 +2,16 @@
 
 use std::num::NonZeroU32;
 
-use divvy_exposition::Format;
-use divvy_extender::core::{Core, Got, Posted, WAITS_S};
-use divvy_extender::metrics::{Metrics, Scrape};
+use divvy_exposition::MetricsFormat;
+use divvy_extender::core::{ExtenderCore, Got, Posted, WAITS_S};
+use divvy_extender::metrics::{ExtenderMetrics, Scrape};
 use divvy_model::{GpuRules, MemoryUnit, Pod};
 
 use crate::values::*;
 
 /// Return the reasons that have pods, each with the number of pods.
-fn waiting(core: &Core) -> Vec<(String, u64)> {
-    let text = Metrics::default().text(&Scrape::of(core, None, true), Format::Text);
+fn waiting(core: &ExtenderCore) -> Vec<(String, u64)> {
+    let text = ExtenderMetrics::default().text(&Scrape::of(core, None, true), MetricsFormat::Text);
     let samples: Vec<(String, u64)> = text
         .lines()
         .filter_map(|line| line.strip_prefix("divvy_pods_waiting{reason=\"")?.split_once("\"} "))
@@ -98,7 +98,7 @@ fn an_unasked_replica_checks_some_requests_per_sweep() {
 
 #[test]
 fn a_pod_does_not_wait_once_it_is_bound_deleted_or_gone() {
-    let ended: [fn(&mut Core); 4] = [
+    let ended: [fn(&mut ExtenderCore); 4] = [
         |core| core.index_mut().apply_pod(gpushare_pod("q", "n", 0, 8)),
         |core| core.index_mut().delete_pod("u-q"),
         |core| core.index_mut().reset_pods(vec![]),
@@ -166,7 +166,7 @@ fn each_pods_time_to_bind_counts_once() {
     let ends: Vec<(u16, u64)> = WAITS_S.into_iter().zip(waits.pods).filter(|(_, pods)| *pods > 0).collect();
     assert_eq!(ends, [(1, 2), (120, 1)], "a and the one from the future, and b");
     assert_eq!(waits.pods[WAITS_S.len()], 2, "c and the one from 1970");
-    let text = Metrics::default().text(&Scrape::of(&core, None, true), Format::Text);
+    let text = ExtenderMetrics::default().text(&Scrape::of(&core, None, true), MetricsFormat::Text);
     for line in [
         "divvy_pod_wait_seconds_count 5",
         "divvy_pod_wait_seconds_bucket{le=\"1.0\"} 2",
@@ -181,8 +181,8 @@ fn each_pods_time_to_bind_counts_once() {
 
 #[test]
 fn fragments_are_the_free_memory_that_is_in_too_small_pieces() {
-    let ratio = |core: &Core| {
-        let text = Metrics::default().text(&Scrape::of(core, None, true), Format::Text);
+    let ratio = |core: &ExtenderCore| {
+        let text = ExtenderMetrics::default().text(&Scrape::of(core, None, true), MetricsFormat::Text);
         let line = text.lines().find_map(|line| line.strip_prefix("divvy_fragmentation_ratio "));
         line.expect("always there").to_owned()
     };

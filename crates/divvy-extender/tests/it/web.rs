@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use divvy_extender::{Page, Surroundings};
+use divvy_extender::{ExtenderSurroundings, WebPage};
 use divvy_testbed::api::{ApiServer, Right};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -12,7 +12,7 @@ struct Site {
     api: ApiServer,
     page: Running,
     _extender: Running,
-    data: divvy_extender::tls::plan::Data,
+    data: divvy_extender::tls::plan::SecretData,
     _stop: DropGuard,
 }
 
@@ -27,13 +27,13 @@ async fn site() -> Site {
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
-    let surroundings = Surroundings {
+    let surroundings = ExtenderSurroundings {
         tls: Some(secret_source(3600)),
-        page: Some(Page {
+        page: Some(WebPage {
             listener: Arc::new(listener),
             hosts: vec!["gpus.example.com".to_owned()],
         }),
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
     let extender = start_with(&api, surroundings).await;
     let data = until_made(&api).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_extender::core::{Core, DecideIn, Eviction, Placement, Posted, Timing};
+use divvy_extender::core::{CoreTiming, DecideIn, Eviction, ExtenderCore, PlacementRules, Posted};
 use divvy_model::{ContainerKind, Inventory, MemoryUnit, MiB, Node, Pod};
 use divvy_policy::Policy;
 use divvy_testkit::nodes::{AMD_MEMORY, add_amd, amd_node, amd_pending, amd_pod, amd_request, amd_uuid, divvy_node};
@@ -16,7 +16,7 @@ fn mixed_node(name: &str) -> Node {
     node
 }
 
-fn passed(core: &Core, pod: &Pod, nodes: &[&str]) -> (Vec<usize>, Vec<String>) {
+fn passed(core: &ExtenderCore, pod: &Pod, nodes: &[&str]) -> (Vec<usize>, Vec<String>) {
     let answer = core.filter(pod, nodes.iter().copied()).expect("synced");
     let texts = answer.failed.iter().map(|(at, refusal)| refusal.filter_message(nodes[*at]));
     (answer.passed, texts.collect())
@@ -101,11 +101,11 @@ fn every_policy_takes_the_node_with_the_fewest_free_gpus() {
     let pods = [amd_pod("x", "used", &[0, 1]), amd_pod("y", "full", &[0, 1])];
     let names = ["empty", "used", "full"];
     for policy in Policy::FOR_SCHEDULING {
-        let placement = Placement {
+        let placement = PlacementRules {
             policy,
             decide_in: DecideIn::Filter,
         };
-        let mut core = Core::choosing(MemoryUnit::GIB, Timing::default(), placement);
+        let mut core = ExtenderCore::choosing(MemoryUnit::GIB, CoreTiming::default(), placement);
         core.index_mut().reset_nodes(&nodes);
         core.index_mut().reset_pods(pods.to_vec());
         let pod = amd_pending("p", 2);

@@ -6,8 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use divvy_shadow_testkit::{Container, MIB, compile, library, shadow};
-use divvy_share::limits::Limits;
+use divvy_shadow_testkit::{MIB, ShadowContainer, compile, library, shadow};
+use divvy_share::limits::ShareLimits;
 
 /// What a test program asks for: less than the GPU has, and more than the pod's share of it.
 const SHARE: u64 = 1024 * MIB;
@@ -88,12 +88,12 @@ int main(int count, char **words) {
 
 /// The files of a container. The driver's library of the node is behind the guard, and `copy` has another one.
 pub(crate) struct Sandbox {
-    container: Container,
+    container: ShadowContainer,
 }
 
 impl Sandbox {
     pub(crate) fn new() -> Self {
-        let container = Container::new("a");
+        let container = ShadowContainer::new("a");
         let node = container.path("node/libcuda.so.575.51.03");
         container.put_guard("divvy-guard", "libcuda.so", &node);
         container.install(audit(), "libdivvy-guard-audit.so", &["/run/divvy/guard"], 4);
@@ -106,9 +106,9 @@ impl Sandbox {
             symlink(sandbox.path(COPY), sandbox.path(link)).unwrap();
         }
         sandbox.container.describe_machine("575.51.03", 8192 * MIB, &[""]);
-        let limits = Limits {
+        let limits = ShareLimits {
             bytes: SHARE,
-            ..Limits::default()
+            ..ShareLimits::default()
         };
         sandbox.container.give(0, &limits);
         sandbox

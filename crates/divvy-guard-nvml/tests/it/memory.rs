@@ -1,6 +1,6 @@
 //! How much memory programs see.
 
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 
 use crate::sandbox::{CONTEXT, FOREIGN, MIB, Program, Sandbox, Slot, limits};
 
@@ -58,7 +58,7 @@ fn what_the_agent_measured_besides_the_slots_is_used() {
     let sandbox = Sandbox::with_share(GPU, SHARE);
     let mut user = sandbox.user(MIB);
     for (overhead, used) in [(100 * MIB, CONTEXT + 102 * MIB), (u64::MAX, SHARE)] {
-        sandbox.change(&Limits {
+        sandbox.change(&ShareLimits {
             overhead,
             ..limits(SHARE)
         });

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 pub(crate) use divvy_shadow_testkit::{CONTEXT, MIB, limits};
-use divvy_shadow_testkit::{Container, GPUS, Worker, compile, example, hide, library};
+use divvy_shadow_testkit::{GPUS, RequestWorker, ShadowContainer, compile, example, hide, library};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
@@ -27,14 +27,14 @@ pub(crate) fn drivers() -> [&'static Path; 2] {
 
 /// The files of one pod, on a machine with three GPUs.
 pub(crate) struct Sandbox {
-    container: Container,
+    container: ShadowContainer,
     memory: u64,
 }
 
 impl Deref for Sandbox {
-    type Target = Container;
+    type Target = ShadowContainer;
 
-    fn deref(&self) -> &Container {
+    fn deref(&self) -> &ShadowContainer {
         &self.container
     }
 }
@@ -42,7 +42,7 @@ impl Deref for Sandbox {
 impl Sandbox {
     /// A machine whose GPUs have this much memory; the pod has no share yet.
     pub(crate) fn new(memory: u64) -> Self {
-        let container = Container::new("n");
+        let container = ShadowContainer::new("n");
         let [nvml, cuda] = drivers();
         container.put_guard("divvy-guard-nvml", "libnvidia-ml.so", nvml);
         container.put_guard("divvy-guard", "libcuda.so", cuda);
@@ -125,7 +125,7 @@ impl Sandbox {
             .args([library, "libnvidia-ml.so.real", "libcuda.so.1"].map(|name| self.path(name)))
             // On a machine with a MIG device, CUDA shows nothing else otherwise.
             .env("CUDA_VISIBLE_DEVICES", "0,1");
-        Program(Worker::start(&mut command))
+        Program(RequestWorker::start(&mut command))
     }
 
     /// A program that has initialized NVML.
@@ -202,7 +202,7 @@ impl Drop for Owner {
 }
 
 /// A process of the pod.
-pub(crate) struct Program(Worker);
+pub(crate) struct Program(RequestWorker);
 
 impl Program {
     /// Make a call. The result begins with the code.

@@ -1,6 +1,6 @@
 //! What one process is charged with.
 
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 
 use crate::sandbox::{CONTEXT, GPUS, MIB, OUT_OF_MEMORY, Sandbox, limits};
 
@@ -276,7 +276,7 @@ fn a_contexts_charge_changes_for_all_processes_together() {
     let mut program = sandbox.ready();
     program.alloc(PAGE);
     for context in [CONTEXT, CONTEXT / 4, 0, 3 * CONTEXT, CONTEXT / 4 - 1] {
-        sandbox.change(&Limits {
+        sandbox.change(&ShareLimits {
             context,
             ..limits(SHARE)
         });

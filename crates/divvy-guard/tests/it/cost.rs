@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_share::limits::{Account, Limits, WHOLE};
+use divvy_share::limits::{ComputeAccount, ShareLimits, WHOLE};
 use nix::libc;
 
 use crate::sandbox::{MIB, Program, Sandbox, limits};
@@ -21,14 +21,14 @@ struct Bed {
 impl Bed {
     fn new(gpus: usize) -> Bed {
         let sandbox = Sandbox::new(8192 * MIB);
-        let account = Account {
+        let account = ComputeAccount {
             balance: i64::MAX,
             at: u64::MAX,
             launches: u64::MAX,
             launch_ns: 1,
         };
         for gpu in 0..gpus {
-            let limits = Limits {
+            let limits = ShareLimits {
                 rate: WHOLE / 2,
                 account,
                 ..limits(4096 * MIB)

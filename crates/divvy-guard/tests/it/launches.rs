@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use divvy_shadow::sys;
 use divvy_share::compute::{DEBT, Meter, total};
-use divvy_share::limits::{self, Limits, bell};
-use divvy_share::limits::{Account, WHOLE};
+use divvy_share::limits::{self, ShareLimits, bell};
+use divvy_share::limits::{ComputeAccount, WHOLE};
 use divvy_share::usage;
 use nix::time::{ClockId, clock_gettime};
 
@@ -24,14 +24,14 @@ fn now() -> u64 {
 }
 
 /// Limits at this rate, with a balance that does not grow before a test ends. A balance of 1 is enough for one launch.
-fn balance(rate: u64, balance: i64) -> Limits {
-    let account = Account {
+fn balance(rate: u64, balance: i64) -> ShareLimits {
+    let account = ComputeAccount {
         balance,
         at: u64::MAX,
         launches: u64::MAX,
         launch_ns: 1,
     };
-    Limits {
+    ShareLimits {
         rate,
         account,
         ..limits(MEMORY)
@@ -145,9 +145,9 @@ fn all_threads_that_wait_go_on() {
 #[test]
 fn without_a_limit_that_holds_nothing_waits() {
     let owing = balance(SLOW, -(DEBT as i64));
-    let without = Limits { rate: 0, ..owing };
-    let whole = Limits { rate: WHOLE, ..owing };
-    let give = |files: &[(usize, Limits)]| {
+    let without = ShareLimits { rate: 0, ..owing };
+    let whole = ShareLimits { rate: WHOLE, ..owing };
+    let give = |files: &[(usize, ShareLimits)]| {
         let sandbox = Sandbox::new(MEMORY);
         for (gpu, limits) in files {
             sandbox.give(*gpu, limits);
@@ -259,11 +259,11 @@ fn launches_count_for_the_gpu_they_run_on() {
 #[test]
 fn launches_of_a_pod_wait_while_it_is_stopped() {
     let sandbox = Sandbox::new(MEMORY);
-    let going = Limits {
+    let going = ShareLimits {
         may_stop: true,
         ..limits(MEMORY)
     };
-    let stopped = Limits {
+    let stopped = ShareLimits {
         is_stopped: true,
         ..going
     };
@@ -318,12 +318,12 @@ impl Worker {
     fn start(sandbox: Sandbox, percent: u64, processes: usize, kernel: &str, at_once: u64) -> Self {
         let rate = percent * WHOLE / 100;
         // Without what a pod that was idle has, which is much of a short test.
-        let account = Account {
+        let account = ComputeAccount {
             balance: 0,
             at: now(),
-            ..Account::default()
+            ..ComputeAccount::default()
         };
-        let held = Limits {
+        let held = ShareLimits {
             rate,
             account,
             ..limits(MEMORY / 4)
@@ -355,7 +355,7 @@ impl Worker {
         let launches = total(self.sandbox.slots().iter().map(|slot| slot.launches));
         let account = self.meter.measure(self.rate, now(), busy - self.seen, launches);
         self.seen = busy;
-        let generation = self.sandbox.change(&Limits {
+        let generation = self.sandbox.change(&ShareLimits {
             rate: self.rate,
             account,
             ..limits(MEMORY / 4)

@@ -1,6 +1,6 @@
 //! What programs find in the library.
 
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 use divvy_share::limits::WHOLE;
 
 use crate::binary::{only_launches, replaced};
@@ -73,7 +73,7 @@ fn addresses(version: &'static str, rate: u64) {
     let sandbox = Sandbox::new(8192 * MIB).with_driver(version);
     sandbox.give(
         0,
-        &Limits {
+        &ShareLimits {
             rate,
             ..limits(4096 * MIB)
         },

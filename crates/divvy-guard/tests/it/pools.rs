@@ -1,6 +1,6 @@
 //! Stream-ordered allocation.
 
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 
 use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, limits, ok};
 
@@ -100,7 +100,7 @@ fn pools_of_managed_memory_are_charged_or_refused() {
                 OUT_OF_MEMORY,
                 "{call}"
             );
-            sandbox.change(&Limits {
+            sandbox.change(&ShareLimits {
                 refuse_managed: true,
                 ..limits(8192 * MIB)
             });

@@ -6,10 +6,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use divvy_gpu_sim::Ledger;
+use divvy_gpu_sim::GpuLedger;
 pub(crate) use divvy_shadow_testkit::{CONTEXT, GPUS, MIB, limits};
-use divvy_shadow_testkit::{Container, Worker, example, library, shadow};
-use divvy_share::usage::{self, Seen, Totals};
+use divvy_shadow_testkit::{RequestWorker, ShadowContainer, example, library, shadow};
+use divvy_share::usage::{self, SlotUsage, UsageTotals};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -34,15 +34,15 @@ pub(crate) fn driver() -> &'static Path {
 
 /// The files of one pod, on a machine with two GPUs.
 pub(crate) struct Sandbox {
-    container: Container,
+    container: ShadowContainer,
     memory: u64,
     version: &'static str,
 }
 
 impl Deref for Sandbox {
-    type Target = Container;
+    type Target = ShadowContainer;
 
-    fn deref(&self) -> &Container {
+    fn deref(&self) -> &ShadowContainer {
         &self.container
     }
 }
@@ -50,7 +50,7 @@ impl Deref for Sandbox {
 impl Sandbox {
     /// A machine whose GPUs have this much memory; the pod has no share yet.
     pub(crate) fn new(memory: u64) -> Self {
-        let container = Container::new("g");
+        let container = ShadowContainer::new("g");
         container.put_guard("divvy-guard", "libcuda.so", driver());
         container.describe_machine(VERSION, memory, &["", ""]);
         Self {
@@ -118,7 +118,7 @@ impl Sandbox {
             .env("DIVVY_CUDA_SIM_LOG", self.path("calls"))
             .env("DIVVY_CUDA_SIM_VERSION", self.version)
             .envs(environment.iter().copied());
-        Program(Worker::start(&mut command))
+        Program(RequestWorker::start(&mut command))
     }
 
     /// A program that has made the primary context of the first GPU.
@@ -130,14 +130,14 @@ impl Sandbox {
     }
 
     /// The slots that are not zero.
-    pub(crate) fn slots(&self) -> Vec<Seen> {
+    pub(crate) fn slots(&self) -> Vec<SlotUsage> {
         let file = fs::read(self.file(0, "usage")).unwrap();
         let slots = usage::parse(&file).unwrap().slots();
         slots.filter(|slot| slot.pid != 0).collect()
     }
 
     /// What the guards of the pod have counted.
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> UsageTotals {
         usage::parse(&fs::read(self.file(0, "usage")).unwrap()).unwrap().totals
     }
 
@@ -151,20 +151,20 @@ impl Sandbox {
 
     /// What the driver has given to all processes.
     pub(crate) fn driver_gave(&self, gpu: usize) -> u64 {
-        let mut ledger = Ledger::open(&self.path("ledger"), GPUS[gpu]).unwrap();
+        let mut ledger = GpuLedger::open(&self.path("ledger"), GPUS[gpu]).unwrap();
         ledger.usage().unwrap().iter().map(|usage| usage.bytes).sum()
     }
 
     /// What the driver has given to one process, on the first GPU.
     pub(crate) fn driver_gave_to(&self, pid: u32) -> u64 {
-        let mut ledger = Ledger::open(&self.path("ledger"), GPUS[0]).unwrap();
+        let mut ledger = GpuLedger::open(&self.path("ledger"), GPUS[0]).unwrap();
         let usage = ledger.usage().unwrap();
         usage.iter().filter(|usage| usage.pid == pid).map(|usage| usage.bytes).sum()
     }
 
     /// The GPU time that a process has had on the first GPU, or will have for what it has launched.
     pub(crate) fn busy(&self, pid: u32) -> u64 {
-        let mut ledger = Ledger::open(&self.path("ledger"), GPUS[0]).unwrap();
+        let mut ledger = GpuLedger::open(&self.path("ledger"), GPUS[0]).unwrap();
         let usage = ledger.usage().unwrap();
         usage.iter().filter(|usage| usage.pid == pid).map(|usage| usage.busy_ns).sum()
     }
@@ -195,7 +195,7 @@ impl Sandbox {
 }
 
 /// A process of the pod.
-pub(crate) struct Program(Worker);
+pub(crate) struct Program(RequestWorker);
 
 impl Program {
     pub(crate) fn pid(&self) -> u32 {

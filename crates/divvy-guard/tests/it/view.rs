@@ -1,6 +1,6 @@
 //! The amounts of memory that programs see.
 
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 
 use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Sandbox, limits};
 
@@ -46,7 +46,7 @@ fn limits_below_use_leave_nothing_free_and_take_nothing_away() {
 fn what_the_agent_measured_besides_the_slots_is_not_free() {
     let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB);
     let mut program = sandbox.ready();
-    sandbox.change(&Limits {
+    sandbox.change(&ShareLimits {
         overhead: 100 * MIB,
         ..limits(1024 * MIB)
     });
@@ -59,7 +59,7 @@ fn what_the_agent_measured_besides_the_slots_is_not_free() {
 fn managed_memory_is_refused_where_the_limits_say_so() {
     let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB);
     let mut program = sandbox.ready();
-    sandbox.change(&Limits {
+    sandbox.change(&ShareLimits {
         refuse_managed: true,
         ..limits(1024 * MIB)
     });

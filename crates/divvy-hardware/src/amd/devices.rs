@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 use divvy_host::Tree;
 
-use super::kfd::{self, Node};
-use crate::address::Address;
-use crate::backend::Calls;
+use super::kfd::{self, KfdNode};
+use crate::address::PciAddress;
+use crate::backend::DriverCalls;
 use crate::facts::MAX_GPUS;
 use crate::kernel_files::Module;
-use crate::sysfs::{Directory, natural};
+use crate::sysfs::{SysfsDirectory, natural};
 
 pub(super) const MODULE: Module = Module {
     name: "amdgpu",
@@ -25,18 +25,18 @@ const PARTITIONS: [&str; 2] = ["amdgpu_xcp_", "amdgpu_xcp."];
 
 /// A GPU, or a partition of one. The first partition of a GPU is the PCI function itself; the others are platform devices.
 #[derive(Debug)]
-pub(super) struct Device<'t> {
+pub(super) struct AmdDevice<'t> {
     /// The name in `/sys`, such as `0000:19:00.0` or `amdgpu_xcp_3`.
     pub(super) name: String,
     /// The PCI function, and the partition's number if this is not the first partition.
-    pub(super) place: (Address, Option<u32>),
+    pub(super) place: (PciAddress, Option<u32>),
     /// The files of the PCI function, if it exists.
-    pub(super) function: Option<Directory<'t>>,
+    pub(super) function: Option<SysfsDirectory<'t>>,
     /// The minor numbers of the DRM nodes `card` and `renderD`.
     pub(super) card: Option<u32>,
     pub(super) render: Option<u32>,
     /// What KFD says about the device.
-    pub(super) node: Option<Node>,
+    pub(super) node: Option<KfdNode>,
     /// Why there is no `node`.
     pub(super) trouble: Option<String>,
     /// Whether the kernel has the device but KFD does not know it.
@@ -46,10 +46,10 @@ pub(super) struct Device<'t> {
 }
 
 /// Read all devices, ordered by place: a GPU, its partitions, the next GPU.
-pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
+pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &DriverCalls) -> Vec<AmdDevice<'t>> {
     let (is_there, nodes) = {
         let _call = calls.enter("reading KFD's topology");
-        match Directory::open(tree, kfd::TOPOLOGY) {
+        match SysfsDirectory::open(tree, kfd::TOPOLOGY) {
             Some(topology) => (true, kfd::gpus(&topology)),
             None => (false, BTreeMap::new()),
         }
@@ -60,7 +60,7 @@ pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> 
     devices.sort_by_key(|device| device.place);
     devices.truncate(MAX_GPUS);
     join(&mut devices, nodes, is_there);
-    let divided: Vec<Address> = devices
+    let divided: Vec<PciAddress> = devices
         .iter()
         .filter(|device| device.place.1.is_some())
         .map(|device| device.place.0)
@@ -71,17 +71,17 @@ pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> 
     devices
 }
 
-fn functions<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
-    let names = Directory::open(tree, FUNCTIONS).map(|directory| directory.names("/"));
+fn functions<'t>(tree: &'t dyn Tree, calls: &DriverCalls) -> Vec<AmdDevice<'t>> {
+    let names = SysfsDirectory::open(tree, FUNCTIONS).map(|directory| directory.names("/"));
     let addresses = names
         .into_iter()
         .flatten()
-        .filter_map(|name| Some((Address::parse(&name)?, name)));
+        .filter_map(|name| Some((PciAddress::parse(&name)?, name)));
     let found = addresses.filter_map(|(address, name)| {
         let _call = calls.enter(format!("reading GPU {name}"));
         // The entry is a link to the function's directory.
-        let directory = Directory::open(tree, &format!("{FUNCTIONS}/{name}"))?;
-        Some(Device::new(name, (address, None), &directory, Some(directory.clone())))
+        let directory = SysfsDirectory::open(tree, &format!("{FUNCTIONS}/{name}"))?;
+        Some(AmdDevice::new(name, (address, None), &directory, Some(directory.clone())))
     });
     found.collect()
 }
@@ -90,25 +90,25 @@ fn functions<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
 /// the GPU is not divided.
 fn partitions<'t>(
     tree: &'t dyn Tree,
-    calls: &Calls,
-    nodes: &BTreeMap<u32, Option<Node>>,
-    functions: &[Device<'t>],
-) -> Vec<Device<'t>> {
-    let names = Directory::open(tree, PLATFORM).map(|directory| directory.names("/"));
+    calls: &DriverCalls,
+    nodes: &BTreeMap<u32, Option<KfdNode>>,
+    functions: &[AmdDevice<'t>],
+) -> Vec<AmdDevice<'t>> {
+    let names = SysfsDirectory::open(tree, PLATFORM).map(|directory| directory.names("/"));
     let numbers = names.into_iter().flatten().filter_map(|name| {
         let number = PARTITIONS.iter().find_map(|prefix| natural(name.strip_prefix(prefix)?))?;
         Some((number, name))
     });
     let found = numbers.filter_map(|(number, name)| {
         let _call = calls.enter(format!("reading GPU partition {name}"));
-        let directory = Directory::open(tree, &format!("{PLATFORM}/{name}"))?;
-        let device = Device::new(name, (kfd::of_location(0, 0), Some(number)), &directory, None);
+        let directory = SysfsDirectory::open(tree, &format!("{PLATFORM}/{name}"))?;
+        let device = AmdDevice::new(name, (kfd::of_location(0, 0), Some(number)), &directory, None);
         let card = nodes.get(&device.render?)?.as_ref()?.card?;
         let parent = functions
             .iter()
             .filter(|function| function.place.0.card() == card)
             .min_by_key(|function| function.place);
-        Some(Device {
+        Some(AmdDevice {
             place: (parent.map_or(card, |parent| parent.place.0), Some(number)),
             function: parent.and_then(|parent| parent.function.clone()),
             ..device
@@ -117,15 +117,15 @@ fn partitions<'t>(
     found.collect()
 }
 
-impl<'t> Device<'t> {
+impl<'t> AmdDevice<'t> {
     fn new(
         name: String,
-        place: (Address, Option<u32>),
-        directory: &Directory<'t>,
-        function: Option<Directory<'t>>,
-    ) -> Device<'t> {
+        place: (PciAddress, Option<u32>),
+        directory: &SysfsDirectory<'t>,
+        function: Option<SysfsDirectory<'t>>,
+    ) -> AmdDevice<'t> {
         let first = |prefix| directory.numbered("/drm", prefix).first().copied();
-        Device {
+        AmdDevice {
             name,
             place,
             function,
@@ -140,7 +140,7 @@ impl<'t> Device<'t> {
 }
 
 /// Give each device its KFD node, or the reason why it has none.
-fn join(devices: &mut [Device<'_>], mut nodes: BTreeMap<u32, Option<Node>>, is_there: bool) {
+fn join(devices: &mut [AmdDevice<'_>], mut nodes: BTreeMap<u32, Option<KfdNode>>, is_there: bool) {
     let mut claims: BTreeMap<u32, usize> = BTreeMap::new();
     for render in devices.iter().filter_map(|device| device.render) {
         *claims.entry(render).or_default() += 1;

@@ -1,11 +1,11 @@
 //! Reads what amdgpu measures of a GPU (docs.kernel.org, "GPU Power/Thermal Controls and Monitoring").
 
-use super::devices::Device;
-use crate::sysfs::{Directory, celsius, sensors};
+use super::devices::AmdDevice;
+use crate::sysfs::{SysfsDirectory, celsius, sensors};
 use crate::{Gauges, GpuMemory};
 
 /// Return the values of a device. What the files say is about the whole card, so a partition has none.
-pub(super) fn read(device: &Device<'_>) -> Gauges {
+pub(super) fn read(device: &AmdDevice<'_>) -> Gauges {
     let Some(card) = device.function.as_ref().filter(|_| !device.divided && !device.lost) else {
         return Gauges::default();
     };
@@ -25,7 +25,7 @@ pub(super) fn read(device: &Device<'_>) -> Gauges {
     }
 }
 
-fn memory(card: &Directory<'_>) -> Option<GpuMemory> {
+fn memory(card: &SysfsDirectory<'_>) -> Option<GpuMemory> {
     let (total, used): (u64, u64) = (card.number("/mem_info_vram_total")?, card.number("/mem_info_vram_used")?);
     Some(GpuMemory {
         total,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::address::Address;
-use crate::sysfs::{Directory, Properties, natural};
+use crate::address::PciAddress;
+use crate::sysfs::{SysfsDirectory, SysfsProperties, natural};
 
 pub(super) const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology/nodes";
 
@@ -19,7 +19,7 @@ const BANKS: usize = 64;
 
 /// A node of the topology that is a GPU or a partition of one. A value is `None` if it is missing or cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Node {
+pub(super) struct KfdNode {
     /// The node's number in the topology.
     pub(super) number: u32,
     /// The number by which KFD names the GPU elsewhere.
@@ -28,7 +28,7 @@ pub(super) struct Node {
     pub(super) unique_id: Option<u64>,
     /// The address on the PCI bus, without the function, because in some kernels the function differs between the partitions of a
     /// card.
-    pub(super) card: Option<Address>,
+    pub(super) card: Option<PciAddress>,
     /// The PCI device id.
     pub(super) device_id: Option<u32>,
     /// The architecture's version, such as 90010.
@@ -42,14 +42,14 @@ pub(super) struct Node {
 }
 
 /// Return the GPUs by render minor. A minor that two nodes claim gets no node, because it is not known which of the two is right.
-pub(super) fn gpus(topology: &Directory<'_>) -> BTreeMap<u32, Option<Node>> {
+pub(super) fn gpus(topology: &SysfsDirectory<'_>) -> BTreeMap<u32, Option<KfdNode>> {
     let mut found = BTreeMap::new();
     for number in topology.numbered("/", "") {
         let Some(node) = topology.below(&format!("/{number}")) else {
             continue;
         };
         let Some(text) = node.text("/properties") else { continue };
-        let properties = Properties::parse(&text);
+        let properties = SysfsProperties::parse(&text);
         // A processor has no render node: its minor is 0 or −1.
         let Some(render) = properties.get("drm_render_minor").filter(|minor| *minor > 0) else {
             continue;
@@ -60,10 +60,10 @@ pub(super) fn gpus(topology: &Directory<'_>) -> BTreeMap<u32, Option<Node>> {
     found
 }
 
-fn gpu(node: &Directory<'_>, number: u32, properties: &Properties<'_>) -> Node {
+fn gpu(node: &SysfsDirectory<'_>, number: u32, properties: &SysfsProperties<'_>) -> KfdNode {
     let simds: Option<u32> = properties.get("simd_count");
     let location: Option<u32> = properties.get("location_id");
-    Node {
+    KfdNode {
         number,
         gpu_id: node.number("/gpu_id"),
         unique_id: properties.get("unique_id"),
@@ -81,16 +81,16 @@ fn gpu(node: &Directory<'_>, number: u32, properties: &Properties<'_>) -> Node {
 
 /// Return the address of a card from KFD's `domain` and `location_id`. Some kernels store a partition's number in the bits of
 /// the function, others in the bits above the bus.
-pub(super) fn of_location(domain: u32, location: u32) -> Address {
-    Address::of_card(domain, location >> 8 & 0xff, location >> 3 & 0x1f)
+pub(super) fn of_location(domain: u32, location: u32) -> PciAddress {
+    PciAddress::of_card(domain, location >> 8 & 0xff, location >> 3 & 0x1f)
 }
 
 /// Return the size of a node's own memory, or `None` if it has none, or if one bank cannot be read.
-fn memory(node: &Directory<'_>) -> Option<u64> {
+fn memory(node: &SysfsDirectory<'_>) -> Option<u64> {
     let mut sum = 0_u64;
     for bank in node.numbered("/mem_banks", "").into_iter().take(BANKS) {
         let text = node.text(&format!("/mem_banks/{bank}/properties"))?;
-        let properties = Properties::parse(&text);
+        let properties = SysfsProperties::parse(&text);
         if HEAPS.contains(&properties.get("heap_type")?) {
             sum = sum.checked_add(properties.get("size_in_bytes")?)?;
         }
@@ -113,7 +113,7 @@ pub(super) struct Neighbours {
 }
 
 /// Return what a node is connected to, or `None` if a link cannot be read.
-pub(super) fn neighbours(topology: &Directory<'_>, node: u32) -> Option<Neighbours> {
+pub(super) fn neighbours(topology: &SysfsDirectory<'_>, node: u32) -> Option<Neighbours> {
     let node = topology.below(&format!("/{node}"))?;
     let mut found = Neighbours::default();
     for kind in ["io_links", "p2p_links"] {
@@ -122,7 +122,7 @@ pub(super) fn neighbours(topology: &Directory<'_>, node: u32) -> Option<Neighbou
                 continue;
             }
             let text = node.text(&format!("/{kind}/{name}/properties"))?;
-            let properties = Properties::parse(&text);
+            let properties = SysfsProperties::parse(&text);
             let to = properties.get("node_to")?;
             match properties.get("type")? {
                 XGMI => found.xgmi.push(to),

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use divvy_host::Tree;
-use divvy_model::{Link, LinkKind};
+use divvy_model::{GpuLink, LinkKind};
 
-use super::Found;
+use super::FoundAmdDevice;
 use super::kfd::{self, Neighbours};
-use crate::backend::Calls;
-use crate::sysfs::Directory;
+use crate::backend::DriverCalls;
+use crate::sysfs::SysfsDirectory;
 
 /// If there are more GPUs than this, only partitions of the same GPU are connected. A machine has so many GPUs only if they are
 /// divided, and then all of them are in one XGMI hive, so no other connection would distinguish them. All connections together
@@ -19,16 +19,16 @@ const MOST_CONNECTED: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Links {
     /// The GPUs for which the links were read.
-    of: Vec<Identity>,
+    of: Vec<KfdIdentity>,
     neighbours: Option<BTreeMap<u32, Neighbours>>,
 }
 
 /// The number of a GPU's node in KFD's topology, and the GPU's own number.
-type Identity = (u32, Option<u32>);
+type KfdIdentity = (u32, Option<u32>);
 
 impl Links {
     /// Connect the GPUs.
-    pub(super) fn connect(&mut self, tree: &dyn Tree, calls: &Calls, found: &mut [Found<'_>]) {
+    pub(super) fn connect(&mut self, tree: &dyn Tree, calls: &DriverCalls, found: &mut [FoundAmdDevice<'_>]) {
         let neighbours = self.read(tree, calls, found);
         // Of each GPU: its position, UUID, card, node in KFD, and NUMA node.
         let ends: Vec<_> = found
@@ -46,7 +46,7 @@ impl Links {
             for (_, peer, peer_card, peer_node, peer_numa) in ends.iter().filter(|end| end.0 != *at) {
                 let mut link = |kind, count| {
                     let peer = peer.clone();
-                    facts.links.push(Link { peer, kind, count });
+                    facts.links.push(GpuLink { peer, kind, count });
                 };
                 if card == peer_card {
                     link(LinkKind::SameBoard, 0);
@@ -77,17 +77,17 @@ impl Links {
 
     /// Return what each node is connected to. Return `None` if the machine has too many GPUs, or if KFD's topology cannot be
     /// opened.
-    fn read(&mut self, tree: &dyn Tree, calls: &Calls, found: &[Found<'_>]) -> Option<BTreeMap<u32, Neighbours>> {
+    fn read(&mut self, tree: &dyn Tree, calls: &DriverCalls, found: &[FoundAmdDevice<'_>]) -> Option<BTreeMap<u32, Neighbours>> {
         if found.len() > MOST_CONNECTED {
             return None;
         }
         let nodes = found.iter().filter_map(|found| found.device.node.as_ref());
-        let now: Vec<Identity> = nodes.map(|node| (node.number, node.gpu_id)).collect();
+        let now: Vec<KfdIdentity> = nodes.map(|node| (node.number, node.gpu_id)).collect();
         if self.of == now && self.neighbours.is_some() {
             return self.neighbours.clone();
         }
         let _call = calls.enter("reading the links between AMD GPUs");
-        let topology = Directory::open(tree, kfd::TOPOLOGY)?;
+        let topology = SysfsDirectory::open(tree, kfd::TOPOLOGY)?;
         let read = |node: u32| Some((node, kfd::neighbours(&topology, node)?));
         let neighbours: BTreeMap<u32, Neighbours> = now.iter().filter_map(|(node, _)| read(*node)).collect();
         // What could not be read is tried again.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::sysfs::{Directory, Properties};
+use crate::sysfs::{SysfsDirectory, SysfsProperties};
 
 /// The counters of all GPUs as they were last read: by the GPU's name, then by the counter's.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ impl Counters {
     /// The first value of a counter is a baseline, and so is a lower value, because a driver that is loaded again counts from 0.
     /// If a counter cannot be read, its last value is kept, so that the counter has not risen merely because it can be read
     /// again.
-    pub(super) fn read(&mut self, gpu: &str, function: &Directory<'_>) -> Option<u64> {
+    pub(super) fn read(&mut self, gpu: &str, function: &SysfsDirectory<'_>) -> Option<u64> {
         let mut rose = false;
         for name in function.names("/ras") {
             if !name.ends_with("_err_count") {
@@ -24,7 +24,7 @@ impl Counters {
             }
             // Correctable errors (`ce`) are corrected.
             let text = function.text(&format!("/ras/{name}"));
-            let Some(count) = text.and_then(|text| Properties::parse(&text).get::<u64>("ue")) else {
+            let Some(count) = text.and_then(|text| SysfsProperties::parse(&text).get::<u64>("ue")) else {
                 continue;
             };
             let before = self.before.entry(gpu.to_owned()).or_default().insert(name, count);

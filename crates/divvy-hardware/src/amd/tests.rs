@@ -2,25 +2,25 @@ use std::fs;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use divvy_testkit::amd::{self as recorded, Machine, function_directory, kfd_node};
-use divvy_testkit::machine::Machine as Copy;
+use divvy_testkit::amd::{self as recorded, RecordedMachine, function_directory, kfd_node};
+use divvy_testkit::machine::MachineFiles as Copy;
 use tempfile::TempDir;
 
 use super::*;
 use crate::Gauges;
-use crate::health::{Settings, Tracker};
+use crate::health::{RecoverySettings, Tracker};
 
-fn write(machine: Machine) -> TempDir {
+fn write(machine: RecordedMachine) -> TempDir {
     let root = tempfile::tempdir().expect("directory");
     recorded::write(root.path(), machine).expect("written");
     root
 }
 
-fn open(root: &TempDir) -> Amd {
-    Amd::open(root.path(), &Calls::new(Duration::from_secs(60))).expect("amdgpu is loaded")
+fn open(root: &TempDir) -> AmdBackend {
+    AmdBackend::open(root.path(), &DriverCalls::new(Duration::from_secs(60))).expect("amdgpu is loaded")
 }
 
-fn snapshot(amd: &mut Amd) -> Snapshot {
+fn snapshot(amd: &mut AmdBackend) -> Snapshot {
     let snapshot = amd.snapshot().expect("a snapshot");
     snapshot.validate().expect("the client accepts it");
     snapshot
@@ -41,12 +41,12 @@ fn peers(snapshot: &Snapshot, gpu: usize, kind: &str) -> Vec<u32> {
 fn the_recorded_machines_are_found_completely() {
     for (machine, count, first) in [
         (
-            Machine::Vega10,
+            RecordedMachine::Vega10,
             2,
             ("0xc34ec50444dd0a6c", "0000:19:00.0", "AMD 6860", "", 64, 16_368),
         ),
         (
-            Machine::Mi210,
+            RecordedMachine::Mi210,
             8,
             (
                 "0x93bb3629c01aea1c",
@@ -58,7 +58,7 @@ fn the_recorded_machines_are_found_completely() {
             ),
         ),
         (
-            Machine::Mi308Cpx,
+            RecordedMachine::Mi308Cpx,
             32,
             (
                 "0x084cafeae17e7696",
@@ -70,7 +70,7 @@ fn the_recorded_machines_are_found_completely() {
             ),
         ),
         (
-            Machine::Mi300xCpx,
+            RecordedMachine::Mi300xCpx,
             63,
             (
                 "0xe3aa140f9a5f9e31",
@@ -111,13 +111,13 @@ fn the_recorded_machines_are_found_completely() {
 
 #[test]
 fn gpus_are_in_bus_order_and_partitions_follow_their_gpu() {
-    let seen = look(&write(Machine::Mi210));
+    let seen = look(&write(RecordedMachine::Mi210));
     let places: Vec<&str> = seen.gpus.iter().map(|gpu| gpu.pci.as_str()).collect();
     assert_eq!(
         places,
         ["03", "26", "43", "63", "83", "a3", "c3", "e3"].map(|bus| format!("0000:{bus}:00.0"))
     );
-    let seen = look(&write(Machine::Mi308Cpx));
+    let seen = look(&write(RecordedMachine::Mi308Cpx));
     let names: Vec<(&str, &str)> = seen.gpus.iter().map(|gpu| (gpu.pci.as_str(), gpu.uuid.as_str())).collect();
     let card = "0x084cafeae17e7696";
     assert_eq!(names[0], ("0000:0a:00.0", card));
@@ -131,7 +131,7 @@ fn gpus_are_in_bus_order_and_partitions_follow_their_gpu() {
 
 #[test]
 fn hives_have_xgmi_links_and_partitions_share_boards() {
-    let seen = look(&write(Machine::Mi210));
+    let seen = look(&write(RecordedMachine::Mi210));
     for at in 0..8 {
         let hive: Vec<u32> = if at < 4 { (0..4).collect() } else { (4..8).collect() };
         let others: Vec<u32> = hive.into_iter().filter(|peer| *peer as usize != at).collect();
@@ -139,7 +139,7 @@ fn hives_have_xgmi_links_and_partitions_share_boards() {
         assert_eq!(peers(&seen, at, "node"), others, "each hive is on a processor");
         assert_eq!(peers(&seen, at, "system").len(), 4);
     }
-    for (machine, parts) in [(Machine::Mi308Cpx, 4), (Machine::Mi300xCpx, 8)] {
+    for (machine, parts) in [(RecordedMachine::Mi308Cpx, 4), (RecordedMachine::Mi300xCpx, 8)] {
         let seen = look(&write(machine));
         for (at, gpu) in seen.gpus.iter().enumerate() {
             let first = at - at % parts;
@@ -151,7 +151,7 @@ fn hives_have_xgmi_links_and_partitions_share_boards() {
             assert_eq!(gpu.links.len(), others.len(), "no other link of so many GPUs is reported");
         }
     }
-    let seen = look(&write(Machine::Vega10));
+    let seen = look(&write(RecordedMachine::Vega10));
     assert!(
         seen.gpus.iter().all(|gpu| gpu.links.is_empty()),
         "nothing is recorded about this pair"
@@ -161,7 +161,7 @@ fn hives_have_xgmi_links_and_partitions_share_boards() {
 /// A whole GPU has the memory of the card.
 #[test]
 fn a_partition_has_its_share_of_the_memory() {
-    let root = write(Machine::Mi308Cpx);
+    let root = write(RecordedMachine::Mi308Cpx);
     let seen = look(&root);
     assert!(
         seen.gpus
@@ -175,7 +175,7 @@ fn a_partition_has_its_share_of_the_memory() {
     }
     let seen = look(&root);
     assert_eq!((seen.gpus.len(), seen.gpus[0].total), (29, MiB(4 * 49_152)));
-    let root = write(Machine::Mi210);
+    let root = write(RecordedMachine::Mi210);
     let function = function_directory(root.path(), "0000:03:00.0");
     fs::write(function.join("mem_info_vram_total"), "0\n").expect("written");
     assert_eq!(look(&root).gpus[0].total, MiB(65_520), "KFD says it as well");
@@ -276,7 +276,7 @@ fn missing_or_wrong_facts_are_errors_or_defaults() {
         ),
     ];
     for (name, change, expected) in cases {
-        let root = write(Machine::Mi210);
+        let root = write(RecordedMachine::Mi210);
         let before = look(&root);
         let node = kfd_node(root.path(), 130).expect("a node");
         change(&function_directory(root.path(), "0000:03:00.0"), &node);
@@ -299,7 +299,7 @@ fn missing_or_wrong_facts_are_errors_or_defaults() {
         assert_eq!(rest(&seen), rest(&before), "{name}");
     }
     // Two nodes with one render minor: it is not known which of them is right.
-    let root = write(Machine::Mi210);
+    let root = write(RecordedMachine::Mi210);
     let node = kfd_node(root.path(), 131).expect("a node");
     edit(&node.join("properties"), "drm_render_minor 131", "drm_render_minor 130");
     let seen = look(&root);
@@ -309,7 +309,7 @@ fn missing_or_wrong_facts_are_errors_or_defaults() {
 
 #[test]
 fn gpus_without_an_id_of_their_own_are_named_by_their_place() {
-    let root = write(Machine::Vega10);
+    let root = write(RecordedMachine::Vega10);
     let names = |root: &TempDir| look(root).gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>();
     let by_place = ["pci-0000-19-00-0", "pci-0000-19-00-1"];
     for id in ["0", "7"] {
@@ -322,7 +322,7 @@ fn gpus_without_an_id_of_their_own_are_named_by_their_place() {
         assert_eq!(names(&root), by_place, "both have the id {id}");
     }
     // Partitions without an id differ by their numbers.
-    let root = write(Machine::Mi308Cpx);
+    let root = write(RecordedMachine::Mi308Cpx);
     for render in 128..132 {
         let file = kfd_node(root.path(), render).expect("a node").join("properties");
         let text = fs::read_to_string(&file).expect("read").replace("598046273873802902", "0");
@@ -336,7 +336,7 @@ fn gpus_without_an_id_of_their_own_are_named_by_their_place() {
 
 #[test]
 fn partitions_are_found_under_both_of_the_kernels_names() {
-    let root = write(Machine::Mi308Cpx);
+    let root = write(RecordedMachine::Mi308Cpx);
     let before = look(&root);
     let platform = root.path().join("sys/devices/platform");
     for number in 0..56 {
@@ -349,7 +349,7 @@ fn partitions_are_found_under_both_of_the_kernels_names() {
 /// The GPU is lost under its name.
 #[test]
 fn a_gpu_gone_from_kfd_is_lost_and_comes_back() {
-    let root = write(Machine::Mi210);
+    let root = write(RecordedMachine::Mi210);
     let mut amd = open(&root);
     let before = snapshot(&mut amd);
     let node = kfd_node(root.path(), 130).expect("a node");
@@ -378,7 +378,7 @@ fn a_gpu_gone_from_kfd_is_lost_and_comes_back() {
 
 #[test]
 fn without_the_compute_driver_each_gpu_says_so() {
-    let root = write(Machine::Vega10);
+    let root = write(RecordedMachine::Vega10);
     fs::remove_file(root.path().join("sys/class/kfd/kfd")).expect("removed");
     let seen = look(&root);
     assert_eq!((seen.gpus.len(), seen.unreadable.len()), (0, 2));
@@ -390,9 +390,9 @@ fn without_the_compute_driver_each_gpu_says_so() {
 
 #[test]
 fn a_gpu_that_disappears_is_lost_for_the_tracker() {
-    let root = write(Machine::Vega10);
+    let root = write(RecordedMachine::Vega10);
     let mut amd = open(&root);
-    let mut tracker = Tracker::new(Settings::default());
+    let mut tracker = Tracker::new(RecoverySettings::default());
     assert!(tracker.snapshot(0, &snapshot(&mut amd)).is_empty());
     fs::remove_file(root.path().join("sys/bus/pci/drivers/amdgpu/0000:19:00.0")).expect("removed");
     let seen = snapshot(&mut amd);
@@ -404,26 +404,26 @@ fn a_gpu_that_disappears_is_lost_for_the_tracker() {
 #[test]
 fn without_the_module_the_error_says_how_to_load_it() {
     let empty = tempfile::tempdir().expect("directory");
-    let calls = Calls::new(Duration::from_secs(60));
-    let failure = Amd::open(empty.path(), &calls).expect_err("no module");
-    assert_eq!(failure.code, Code::DriverNotLoaded);
+    let calls = DriverCalls::new(Duration::from_secs(60));
+    let failure = AmdBackend::open(empty.path(), &calls).expect_err("no module");
+    assert_eq!(failure.code, FailureCode::DriverNotLoaded);
     assert!(failure.text.contains("modprobe amdgpu"), "{failure}");
-    let root = write(Machine::Vega10);
+    let root = write(RecordedMachine::Vega10);
     let mut amd = open(&root);
     fs::remove_dir_all(root.path().join("sys/module/amdgpu")).expect("unloaded");
-    assert_eq!(amd.snapshot().expect_err("no module").code, Code::DriverNotLoaded);
-    assert_eq!(amd.processes().expect_err("no module").code, Code::DriverNotLoaded);
+    assert_eq!(amd.snapshot().expect_err("no module").code, FailureCode::DriverNotLoaded);
+    assert_eq!(amd.processes().expect_err("no module").code, FailureCode::DriverNotLoaded);
 }
 
-fn listen(amd: &mut Amd) -> Receiver<Event> {
+fn listen(amd: &mut AmdBackend) -> Receiver<DriverEvent> {
     let (sender, receiver) = channel();
-    amd.events(Sink::new(move |event| sender.send(event).expect("the test listens")));
+    amd.events(EventSink::new(move |event| sender.send(event).expect("the test listens")));
     receiver
 }
 
 #[test]
 fn a_gpu_fails_only_when_its_uncorrectable_errors_increase() {
-    let root = write(Machine::Vega10);
+    let root = write(RecordedMachine::Vega10);
     let mut amd = open(&root);
     let events = listen(&mut amd);
     let address = "0000:19:00.0";
@@ -446,10 +446,12 @@ fn a_gpu_fails_only_when_its_uncorrectable_errors_increase() {
             None => fs::remove_file(&ras).expect("removed"),
         }
         snapshot(&mut amd);
-        let heard: Vec<Event> = events.try_iter().collect();
+        let heard: Vec<DriverEvent> = events.try_iter().collect();
         assert_eq!(heard.len(), faults, "{count:?}: {heard:?}");
         for event in heard {
-            let Event::Fault(fault) = event else { panic!("{event:?}") };
+            let DriverEvent::Fault(fault) = event else {
+                panic!("{event:?}")
+            };
             assert_eq!((fault.uuid.as_deref(), Some(fault.code)), (Some("0xc34ec50444dd0a6c"), count));
             assert!(fault.fatal && is_fault_name(&fault.name) && fault.vendor == Vendor::Amd);
         }
@@ -458,7 +460,7 @@ fn a_gpu_fails_only_when_its_uncorrectable_errors_increase() {
     snapshot(&mut amd);
     assert_eq!(events.try_iter().count(), 0, "errors that are corrected");
     // All partitions of a GPU are on its memory.
-    let root = write(Machine::Mi308Cpx);
+    let root = write(RecordedMachine::Mi308Cpx);
     let mut amd = open(&root);
     let events = listen(&mut amd);
     let seen = snapshot(&mut amd);
@@ -467,8 +469,8 @@ fn a_gpu_fails_only_when_its_uncorrectable_errors_increase() {
     let hit: Vec<Option<String>> = events
         .try_iter()
         .filter_map(|event| match event {
-            Event::Fault(fault) => Some(fault.uuid),
-            Event::Degraded(_) => None,
+            DriverEvent::Fault(fault) => Some(fault.uuid),
+            DriverEvent::Degraded(_) => None,
         })
         .collect();
     let expected: Vec<Option<String>> = seen.gpus[..4].iter().map(|gpu| Some(gpu.uuid.clone())).collect();
@@ -477,7 +479,7 @@ fn a_gpu_fails_only_when_its_uncorrectable_errors_increase() {
 
 #[test]
 fn processes_are_those_that_use_memory_of_the_gpu() {
-    let root = write(Machine::Vega10);
+    let root = write(RecordedMachine::Vega10);
     let mut amd = open(&root);
     for (pid, node, bytes) in [
         (70, 1, 500 << 20),
@@ -520,15 +522,15 @@ fn processes_are_those_that_use_memory_of_the_gpu() {
 }
 
 /// Read a copy of a machine's files, and return the result for each device, with its name.
-fn read_copy(tree: &Copy) -> Vec<(String, Result<GpuFacts, Unreadable>)> {
-    let calls = Calls::new(Duration::from_secs(60));
-    let mut found = find(tree, &calls, &mut Memory::default());
+fn read_copy(tree: &Copy) -> Vec<(String, Result<GpuFacts, UnreadableDevice>)> {
+    let calls = DriverCalls::new(Duration::from_secs(60));
+    let mut found = find(tree, &calls, &mut RememberedDevices::default());
     Links::default().connect(tree, &calls, &mut found);
     found.into_iter().map(|found| (found.device.name, found.facts)).collect()
 }
 
 /// The links of a GPU with the device names of the other ends.
-fn named(gpu: &GpuFacts, all: &[(String, Result<GpuFacts, Unreadable>)]) -> BTreeSet<(String, String)> {
+fn named(gpu: &GpuFacts, all: &[(String, Result<GpuFacts, UnreadableDevice>)]) -> BTreeSet<(String, String)> {
     let name = |uuid: &str| {
         let of = all
             .iter()
@@ -542,7 +544,7 @@ fn named(gpu: &GpuFacts, all: &[(String, Result<GpuFacts, Unreadable>)]) -> BTre
 /// The file is cut off or missing.
 #[test]
 fn a_damaged_file_gives_no_gpu_a_foreign_value() {
-    for (machine, every) in [(Machine::Vega10, 1), (Machine::Mi210, 199)] {
+    for (machine, every) in [(RecordedMachine::Vega10, 1), (RecordedMachine::Mi210, 199)] {
         let whole = recorded::tree(machine);
         let before = read_copy(&whole);
         let files: Vec<(String, Vec<u8>)> = files(&whole);
@@ -595,8 +597,8 @@ fn files(tree: &Copy) -> Vec<(String, Vec<u8>)> {
         for name in tree.names(directory) {
             let path = format!("{}/{name}", directory.trim_end_matches('/'));
             match tree.stat(&path).map(|entry| entry.kind) {
-                Some(divvy_host::Kind::Directory) => add(tree, &path, found),
-                Some(divvy_host::Kind::File) if path.starts_with("/sys") => {
+                Some(divvy_host::FileKind::Directory) => add(tree, &path, found),
+                Some(divvy_host::FileKind::File) if path.starts_with("/sys") => {
                     let bytes = tree.read(&path, 1 << 20).expect("read");
                     found.push((path, bytes));
                 }
@@ -611,9 +613,9 @@ fn files(tree: &Copy) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn what_amdgpu_measures_is_read_and_a_partition_has_none_of_it() {
-    let root = write(Machine::Mi210);
+    let root = write(RecordedMachine::Mi210);
     let mut amd = open(&root);
-    let measured = |amd: &mut Amd| amd.gauges().expect("an answer");
+    let measured = |amd: &mut AmdBackend| amd.gauges().expect("an answer");
     let function = function_directory(root.path(), "0000:03:00.0");
     // An old kernel module has only the memory.
     let before = measured(&mut amd);
@@ -665,7 +667,7 @@ fn what_amdgpu_measures_is_read_and_a_partition_has_none_of_it() {
     };
     assert_eq!(found, expected);
 
-    let root = write(Machine::Mi308Cpx);
+    let root = write(RecordedMachine::Mi308Cpx);
     let parts = measured(&mut open(&root));
     assert_eq!(parts.len(), 32);
     assert!(
@@ -678,7 +680,7 @@ fn what_amdgpu_measures_is_read_and_a_partition_has_none_of_it() {
 
 #[test]
 fn a_lost_amd_gpu_has_an_error_and_the_others_have_values() {
-    let root = write(Machine::Mi210);
+    let root = write(RecordedMachine::Mi210);
     let mut amd = open(&root);
     snapshot(&mut amd);
     let node = kfd_node(root.path(), 130).expect("a node");
@@ -715,7 +717,7 @@ fn a_limit_is_set_where_the_kernel_has_a_region_for_the_gpu() {
         (&["drm/10000:03:00.0/vram"], false),
         (&[], false),
     ] {
-        let root = write(Machine::Mi210);
+        let root = write(RecordedMachine::Mi210);
         let cgroup = pod_cgroup(&root, regions);
         let mut amd = open(&root);
         let gpu = snapshot(&mut amd).gpus.remove(0);
@@ -735,7 +737,10 @@ fn a_limit_is_set_where_the_kernel_has_a_region_for_the_gpu() {
                 assert_eq!(text, format!("drm/0000:03:00.0/vram {}\n", 3 * GIB), "{regions:?}");
             }
             Err(failure) => {
-                assert!(!expected && failure.code == Code::NotSupported, "{regions:?}: {failure}");
+                assert!(
+                    !expected && failure.code == FailureCode::NotSupported,
+                    "{regions:?}: {failure}"
+                );
                 assert!(failure.text.contains("dmem.capacity does not list it"), "{failure}");
                 assert!(!text.contains(&GIB.to_string()), "{text}");
             }
@@ -769,7 +774,7 @@ fn a_machine_may_have_pci_domains_of_more_than_four_digits() {
 fn a_limit_that_the_kernel_does_not_take_fails() {
     let region = "drm/0000:03:00.0/vram";
     let of = |file: &dyn Fn(&Path)| {
-        let root = write(Machine::Mi210);
+        let root = write(RecordedMachine::Mi210);
         let cgroup = pod_cgroup(&root, &[region]);
         let path = cgroup.directory.join("dmem.max");
         fs::remove_file(&path).expect("removed");
@@ -804,7 +809,7 @@ fn a_limit_that_the_kernel_does_not_take_fails() {
 
 #[test]
 fn containers_have_the_pods_limit_and_partitions_none() {
-    let root = write(Machine::Mi210);
+    let root = write(RecordedMachine::Mi210);
     let pod = pod_cgroup(&root, &["drm/0000:03:00.0/vram"]);
     let directory = pod.directory.join("0f".repeat(32));
     fs::create_dir_all(&directory).expect("created");
@@ -818,7 +823,7 @@ fn containers_have_the_pods_limit_and_partitions_none() {
     let limited = amd.limit(&uuid, &container, MiB(1024)).expect("left out");
     assert!(limited.left_out && !container.directory.join("dmem.max").exists());
 
-    let root = write(Machine::Mi308Cpx);
+    let root = write(RecordedMachine::Mi308Cpx);
     let pod = pod_cgroup(&root, &["drm/0000:0a:00.0/vram"]);
     let mut amd = open(&root);
     let gpu = snapshot(&mut amd).gpus.remove(0);
@@ -826,7 +831,7 @@ fn containers_have_the_pods_limit_and_partitions_none() {
     let failure = amd.limit(&gpu.uuid, &pod, MiB(1024)).expect_err("no limit");
     assert!(failure.text.contains("it is a partition of a GPU"), "{failure}");
     let failure = amd.limit("0x1", &pod, MiB(1024)).expect_err("no limit");
-    assert_eq!(failure.code, Code::GpuLost);
+    assert_eq!(failure.code, FailureCode::GpuLost);
 }
 
 /// The controller's files on this machine, if its kernel has the controller.

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::Spawn;
 use crate::probe::EXIT_HUNG;
-use crate::{Code, Error, Failure};
+use crate::{Error, Failure, FailureCode};
 
 /// How long a killed process may take to end. A process that hangs in the kernel's driver code never ends.
 const KILL_LIMIT: Duration = Duration::from_secs(1);
@@ -23,9 +23,9 @@ const LOG_BYTES: u64 = 1 << 20;
 /// A running probe. Dropping it kills the process and removes its socket. If the agent itself is killed, the probe's standard input closes
 /// and the probe ends.
 #[derive(Debug)]
-pub(super) struct Child {
+pub(super) struct ProbeChild {
     process: Process,
-    socket: Socket,
+    socket: ProbeSocket,
     log: Option<PathBuf>,
     /// Kept open because the probe ends when it closes. (`Process::wait` would close it.)
     _stdin: Option<ChildStdin>,
@@ -33,9 +33,9 @@ pub(super) struct Child {
 
 /// The path of the socket, which a killed probe leaves behind.
 #[derive(Debug)]
-struct Socket(PathBuf);
+struct ProbeSocket(PathBuf);
 
-impl Drop for Socket {
+impl Drop for ProbeSocket {
     fn drop(&mut self) {
         match std::fs::remove_file(&self.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -46,8 +46,8 @@ impl Drop for Socket {
     }
 }
 
-impl Child {
-    pub(super) async fn start(spawn: &Spawn) -> Result<Child, Error> {
+impl ProbeChild {
+    pub(super) async fn start(spawn: &Spawn) -> Result<ProbeChild, Error> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&spawn.dir);
         make.map_err(|source| Error::io("cannot create the directory", &spawn.dir, source))?;
         let socket = spawn.dir.join("probe.sock");
@@ -63,10 +63,10 @@ impl Child {
         let mut process = command
             .spawn()
             .map_err(|source| Error::io("cannot start", &spawn.program, source))?;
-        Ok(Child {
+        Ok(ProbeChild {
             _stdin: process.stdin.take(),
             process,
-            socket: Socket(socket),
+            socket: ProbeSocket(socket),
             log: spawn.log.clone(),
         })
     }
@@ -79,7 +79,10 @@ impl Child {
     pub(super) async fn ended(&mut self) -> Failure {
         match self.process.wait().await {
             Ok(status) => describe(status, self.said()),
-            Err(error) => Failure::new(Code::ProbeUnreachable, format!("cannot wait for the probe to end: {error}")),
+            Err(error) => Failure::new(
+                FailureCode::ProbeUnreachable,
+                format!("cannot wait for the probe to end: {error}"),
+            ),
         }
     }
 
@@ -146,12 +149,12 @@ pub(super) fn last_line(text: &[u8]) -> Option<String> {
 fn describe(status: ExitStatus, said: Option<String>) -> Failure {
     let (code, what, log) = match status.code() {
         Some(EXIT_HUNG) => (
-            Code::Timeout,
+            FailureCode::Timeout,
             "a driver call hung and the probe ended itself (exit status 70)".to_owned(),
             "see the probe's log for the call",
         ),
         _ => (
-            Code::ProbeUnreachable,
+            FailureCode::ProbeUnreachable,
             format!("the probe ended ({status})"),
             "see its log for the reason",
         ),

@@ -9,25 +9,25 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::probe::peer_uid;
-use crate::protocol::{LineBuffer, Op, Request, request_line};
-use crate::{Code, Failure};
+use crate::protocol::{LineBuffer, ProbeOp, ProbeRequest, request_line};
+use crate::{Failure, FailureCode};
 
 /// The time between two attempts to reach a starting probe. A probe starts within a few milliseconds.
 const RETRY: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ProbeConnection {
     stream: UnixStream,
     lines: LineBuffer,
 }
 
-impl Connection {
+impl ProbeConnection {
     /// Connect to the socket. For the time `patience`, keep trying if no process listens yet.
-    pub(super) async fn open(socket: &Path, patience: Duration) -> Result<Connection, Failure> {
+    pub(super) async fn open(socket: &Path, patience: Duration) -> Result<ProbeConnection, Failure> {
         let deadline = Instant::now() + patience;
         let unreachable = |error: io::Error| {
             let text = format!("the probe cannot be reached at {}: {error}", socket.display());
-            Failure::new(Code::ProbeUnreachable, text)
+            Failure::new(FailureCode::ProbeUnreachable, text)
         };
         let stream = loop {
             match UnixStream::connect(socket).await {
@@ -42,21 +42,21 @@ impl Connection {
                 "user {uid} listens at {}, but only root and this agent's user are trusted",
                 socket.display()
             );
-            return Err(Failure::new(Code::NoPermission, text));
+            return Err(Failure::new(FailureCode::NoPermission, text));
         }
-        Ok(Connection {
+        Ok(ProbeConnection {
             stream,
             lines: LineBuffer::default(),
         })
     }
 
     /// Send a request.
-    pub(super) async fn ask(&mut self, id: u64, op: Op, limit: Duration) -> Result<(), Failure> {
-        let line = request_line(&Request { v: 1, id, op });
+    pub(super) async fn ask(&mut self, id: u64, op: ProbeOp, limit: Duration) -> Result<(), Failure> {
+        let line = request_line(&ProbeRequest { v: 1, id, op });
         match timeout(limit, self.stream.write_all(line.as_bytes())).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(closed(&error.to_string())),
-            Err(_) => Err(Failure::new(Code::Timeout, "the probe does not accept requests")),
+            Err(_) => Err(Failure::new(FailureCode::Timeout, "the probe does not accept requests")),
         }
     }
 
@@ -78,7 +78,10 @@ impl Connection {
 }
 
 fn closed(text: &str) -> Failure {
-    Failure::new(Code::ProbeUnreachable, format!("the connection to the probe broke: {text}"))
+    Failure::new(
+        FailureCode::ProbeUnreachable,
+        format!("the connection to the probe broke: {text}"),
+    )
 }
 
 fn starting(error: &io::Error) -> bool {

@@ -7,8 +7,8 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::child::last_line;
-use super::{Probe, ProbeClient, Spawn, Timing, Update, protocol};
-use crate::{Code, Failure, Snapshot};
+use super::{ProbeClient, ProbeSource, ProbeTiming, Spawn, Update, protocol};
+use crate::{Failure, FailureCode, Snapshot};
 
 /// A size limit in bytes that no valid snapshot reaches.
 const LIMIT: usize = 1 << 20;
@@ -17,10 +17,10 @@ const LIMIT: usize = 1 << 20;
 ///
 /// # Errors
 /// Returns the driver's failure, or the reason why there was no answer within `limit`.
-pub async fn snapshot(probe: &Probe, limit: Duration) -> Result<Snapshot, Failure> {
+pub async fn snapshot(probe: &ProbeSource, limit: Duration) -> Result<Snapshot, Failure> {
     match probe {
-        Probe::Socket(_) => timeout(limit, first(probe)).await.map_err(|_| late(limit))?,
-        Probe::Spawn(spawn) => timeout(limit, run(spawn, &["--once"])).await.map_err(|_| late(limit))?,
+        ProbeSource::Socket(_) => timeout(limit, first(probe)).await.map_err(|_| late(limit))?,
+        ProbeSource::Spawn(spawn) => timeout(limit, run(spawn, &["--once"])).await.map_err(|_| late(limit))?,
     }
 }
 
@@ -39,23 +39,23 @@ fn late(limit: Duration) -> Failure {
         "the driver has not answered for {} s; it is still being initialized, or it hangs",
         limit.as_secs()
     );
-    Failure::new(Code::Timeout, text)
+    Failure::new(FailureCode::Timeout, text)
 }
 
-async fn first(probe: &Probe) -> Result<Snapshot, Failure> {
-    let mut client = ProbeClient::start(probe.clone(), Timing::default());
+async fn first(probe: &ProbeSource) -> Result<Snapshot, Failure> {
+    let mut client = ProbeClient::start(probe.clone(), ProbeTiming::default());
     loop {
         match client.next().await {
             Some(Update::Snapshot(snapshot)) => return Ok(snapshot),
             Some(Update::Fault(_)) => {}
             Some(Update::Unavailable(failure)) => return Err(failure),
-            None => return Err(Failure::new(Code::ProbeUnreachable, "the probe's client has ended")),
+            None => return Err(Failure::new(FailureCode::ProbeUnreachable, "the probe's client has ended")),
         }
     }
 }
 
 async fn run(spawn: &Spawn, arguments: &[&str]) -> Result<Snapshot, Failure> {
-    let unreachable = |text: String| Failure::new(Code::ProbeUnreachable, text);
+    let unreachable = |text: String| Failure::new(FailureCode::ProbeUnreachable, text);
     let mut command: Command = spawn.command();
     command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let output = command
@@ -76,7 +76,7 @@ async fn run(spawn: &Spawn, arguments: &[&str]) -> Result<Snapshot, Failure> {
     }
     let snapshot: Snapshot = serde_json::from_slice(&output.stdout).map_err(|error| {
         Failure::new(
-            Code::Protocol,
+            FailureCode::Protocol,
             format!("{} did not print a valid snapshot: {error}", spawn.program.display()),
         )
     })?;

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use divvy_host::Tree;
 
-use crate::address::Address;
-use crate::backend::Calls;
+use crate::address::PciAddress;
+use crate::backend::DriverCalls;
 use crate::dmem::{Regions, Vram};
 use crate::kernel_files::Module;
-use crate::sysfs::Directory;
+use crate::sysfs::SysfsDirectory;
 
 pub(super) const MODULE: Module = Module {
     name: "xe",
@@ -23,12 +23,12 @@ const VENDOR: &str = "0x8086";
 
 /// A PCI function that xe drives.
 #[derive(Debug)]
-pub(super) struct Device<'t> {
+pub(super) struct IntelDevice<'t> {
     /// The name in `/sys`, such as `0000:4d:00.0`.
     pub(super) name: String,
-    pub(super) address: Address,
+    pub(super) address: PciAddress,
     /// Its files.
-    pub(super) function: Directory<'t>,
+    pub(super) function: SysfsDirectory<'t>,
     /// The PCI device id.
     pub(super) id: Option<u16>,
     /// The minor numbers of the DRM nodes `card` and `renderD`.
@@ -44,7 +44,7 @@ pub(super) struct Device<'t> {
     pub(super) lost: bool,
 }
 
-impl Device<'_> {
+impl IntelDevice<'_> {
     /// Report whether the driver says that the device has dedicated memory.
     pub(super) fn has_memory(&self) -> bool {
         !self.vram.regions.is_empty() || self.tiles.iter().any(|size| *size != Some(0))
@@ -58,21 +58,21 @@ impl Device<'_> {
 }
 
 /// Read all devices in the order of the bus.
-pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls, regions: &Regions) -> Vec<Device<'t>> {
-    let names = Directory::open(tree, FUNCTIONS).map(|directory| directory.names("/"));
+pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &DriverCalls, regions: &Regions) -> Vec<IntelDevice<'t>> {
+    let names = SysfsDirectory::open(tree, FUNCTIONS).map(|directory| directory.names("/"));
     let addresses = names
         .into_iter()
         .flatten()
-        .filter_map(|name| Some((Address::parse(&name)?, name)));
+        .filter_map(|name| Some((PciAddress::parse(&name)?, name)));
     let found = addresses.filter_map(|(address, name)| {
         let _call = calls.enter(format!("reading GPU {name}"));
         // The entry is a link to the function's directory.
-        let function = Directory::open(tree, &format!("{FUNCTIONS}/{name}"))?;
+        let function = SysfsDirectory::open(tree, &format!("{FUNCTIONS}/{name}"))?;
         if function.text("/vendor")?.trim() != VENDOR || function.number("/sriov_numvfs").is_some_and(|count: u32| count > 0) {
             return None;
         }
         let first = |prefix| function.numbered("/drm", prefix).first().copied();
-        Some(Device {
+        Some(IntelDevice {
             id: function.text("/device").and_then(|text| device_id(&text)),
             card: first("card"),
             render: first("renderD"),
@@ -85,7 +85,7 @@ pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls, regions: &Regions) 
             function,
         })
     });
-    let mut devices: Vec<Device<'t>> = found.collect();
+    let mut devices: Vec<IntelDevice<'t>> = found.collect();
     devices.sort_by_key(|device| device.address);
     judge(&mut devices);
     devices
@@ -98,7 +98,7 @@ fn device_id(text: &str) -> Option<u16> {
     is_hex.then(|| u16::from_str_radix(digits, 16).ok()).flatten()
 }
 
-fn tiles(function: &Directory<'_>) -> Vec<Option<u64>> {
+fn tiles(function: &SysfsDirectory<'_>) -> Vec<Option<u64>> {
     let tiles = function.numbered("/", "tile").into_iter();
     let sizes = tiles.filter_map(|tile| {
         let file = format!("/tile{tile}/physical_vram_size_bytes");
@@ -110,7 +110,7 @@ fn tiles(function: &Directory<'_>) -> Vec<Option<u64>> {
 }
 
 /// Say of each device why programs cannot use it, if they cannot.
-fn judge(devices: &mut [Device<'_>]) {
+fn judge(devices: &mut [IntelDevice<'_>]) {
     let mut claims: BTreeMap<u32, usize> = BTreeMap::new();
     for render in devices.iter().filter_map(|device| device.render) {
         *claims.entry(render).or_default() += 1;

@@ -1,11 +1,11 @@
 //! Reads what xe measures of a GPU (Linux, `Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon`).
 
-use super::devices::Device;
+use super::devices::IntelDevice;
 use crate::sysfs::{celsius, sensors};
 use crate::{Gauges, GpuMemory};
 
 /// Return the values of a device.
-pub(super) fn read(device: &Device<'_>) -> Gauges {
+pub(super) fn read(device: &IntelDevice<'_>) -> Gauges {
     if device.lost {
         return Gauges::default();
     }
@@ -23,7 +23,7 @@ pub(super) fn read(device: &Device<'_>) -> Gauges {
     }
 }
 
-fn memory(device: &Device<'_>) -> Option<GpuMemory> {
+fn memory(device: &IntelDevice<'_>) -> Option<GpuMemory> {
     let (total, used) = (device.vram.total?, device.vram.used?);
     Some(GpuMemory {
         total,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use divvy_host::Tree;
 
-use crate::sysfs::{Directory, PROCESSES, natural, pod_of};
+use crate::sysfs::{PROCESSES, SysfsDirectory, natural, pod_of};
 
 /// The driver's name in a client's file.
 const DRIVER: &str = "xe";
@@ -27,7 +27,7 @@ const FILES_PER_CLIENT: usize = MOST_FILES / MOST_CLIENTS;
 
 /// What processes use.
 #[derive(Debug, Default)]
-pub(super) struct Used {
+pub(super) struct UsedByProcesses {
     /// The bytes that each process uses, by the GPU's PCI address, then by PID.
     pub(super) by_gpu: BTreeMap<String, BTreeMap<u32, u64>>,
     /// Whether the machine has more processes or open files than are looked at.
@@ -37,14 +37,14 @@ pub(super) struct Used {
 }
 
 /// Return what each process uses of each GPU. A process that ends meanwhile is left out.
-pub(super) fn used(tree: &dyn Tree) -> Used {
+pub(super) fn used(tree: &dyn Tree) -> UsedByProcesses {
     used_within(tree, MOST_FILES, MOST_CLIENTS)
 }
 
 /// The same with other limits for the open files that are looked at, and for the clients that are read.
-pub(super) fn used_within(tree: &dyn Tree, most_files: usize, most_clients: usize) -> Used {
-    let mut used = Used::default();
-    let Some(machine) = Directory::open(tree, PROCESSES) else {
+pub(super) fn used_within(tree: &dyn Tree, most_files: usize, most_clients: usize) -> UsedByProcesses {
+    let mut used = UsedByProcesses::default();
+    let Some(machine) = SysfsDirectory::open(tree, PROCESSES) else {
         used.error = Some("there is no /proc, so the processes are not known".to_owned());
         return used;
     };
@@ -60,7 +60,7 @@ pub(super) fn used_within(tree: &dyn Tree, most_files: usize, most_clients: usiz
     // It is always the turn of the pod of which the least was looked at. So what a pod has open is known whatever other pods open, up to an equal part of
     // what is looked at in all. The processes of no pod count as one.
     let mut turns: BinaryHeap<_> = (0..pods.len()).map(|index| Reverse((0, index))).collect();
-    let mut pods: Vec<Pod> = pods.into_values().map(Pod::new).collect();
+    let mut pods: Vec<PodScan> = pods.into_values().map(PodScan::new).collect();
     let mut walk = Walk {
         machine,
         most_files,
@@ -82,16 +82,16 @@ pub(super) fn used_within(tree: &dyn Tree, most_files: usize, most_clients: usiz
 }
 
 /// What is still to be looked at of a pod's processes.
-struct Pod {
+struct PodScan {
     pids: VecDeque<u32>,
     /// What was looked at of the first process: open files and clients.
     files: usize,
     clients: usize,
 }
 
-impl Pod {
-    fn new(pids: VecDeque<u32>) -> Pod {
-        Pod {
+impl PodScan {
+    fn new(pids: VecDeque<u32>) -> PodScan {
+        PodScan {
             pids,
             files: 0,
             clients: 0,
@@ -100,7 +100,7 @@ impl Pod {
 }
 
 struct Walk<'t> {
-    machine: Directory<'t>,
+    machine: SysfsDirectory<'t>,
     most_files: usize,
     most_clients: usize,
     files: usize,
@@ -115,7 +115,7 @@ impl Walk<'_> {
     }
 
     /// Look at the next open files of a pod's processes. Return how many they count as, or `None` if there are no more.
-    fn turn(&mut self, pod: &mut Pod, by_gpu: &mut BTreeMap<String, BTreeMap<u32, u64>>) -> Option<usize> {
+    fn turn(&mut self, pod: &mut PodScan, by_gpu: &mut BTreeMap<String, BTreeMap<u32, u64>>) -> Option<usize> {
         let mut cost = 0;
         while cost < TURN {
             let pid = *pod.pids.front()?;
@@ -150,7 +150,7 @@ impl Walk<'_> {
     /// Add what the client of an open file has.
     fn client(&mut self, pid: u32, file: &str, by_gpu: &mut BTreeMap<String, BTreeMap<u32, u64>>) {
         let text = self.machine.text(&format!("/{pid}/fdinfo/{file}"));
-        if let Some(Client { gpu, id, bytes }) = text.as_deref().and_then(Client::parse)
+        if let Some(DrmClient { gpu, id, bytes }) = text.as_deref().and_then(DrmClient::parse)
             && bytes > 0
             && self.seen.insert((gpu.to_owned(), id))
         {
@@ -162,7 +162,7 @@ impl Walk<'_> {
 
 /// A client of a GPU, which the kernel makes when a program opens a node. Several open files, also of several processes, can belong to one client.
 #[derive(Debug, PartialEq, Eq)]
-struct Client<'t> {
+struct DrmClient<'t> {
     /// The GPU's PCI address.
     gpu: &'t str,
     /// The client's number, which is unique for the GPU.
@@ -171,8 +171,8 @@ struct Client<'t> {
     bytes: u64,
 }
 
-impl<'t> Client<'t> {
-    fn parse(text: &'t str) -> Option<Client<'t>> {
+impl<'t> DrmClient<'t> {
+    fn parse(text: &'t str) -> Option<DrmClient<'t>> {
         let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         let fields: BTreeMap<&str, &str> = lines
             .filter_map(|line| line.split_once(':'))
@@ -189,7 +189,7 @@ impl<'t> Client<'t> {
             let sizes = regions.map(|(_, value)| size(value).unwrap_or(u64::MAX));
             sizes.reduce(u64::saturating_add)
         };
-        Some(Client {
+        Some(DrmClient {
             gpu: fields.get("drm-pdev")?,
             id: fields.get("drm-client-id")?.parse().ok()?,
             bytes: sum("drm-total-vram").or_else(|| sum("drm-resident-vram")).unwrap_or(0),

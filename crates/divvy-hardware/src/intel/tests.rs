@@ -3,15 +3,15 @@ use std::os::unix::fs::symlink;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use divvy_host::{Entry, Kind};
+use divvy_host::{FileKind, PathMetadata};
 use divvy_model::machine::MachineIntel;
-use divvy_testkit::machine::Machine as Copy;
+use divvy_testkit::machine::MachineFiles as Copy;
 use tempfile::TempDir;
 
 use super::*;
 use crate::Gauges;
 use crate::backend::PodOf;
-use crate::health::{Settings, Tracker};
+use crate::health::{RecoverySettings, Tracker};
 
 const GIB: u64 = 1 << 30;
 /// An Arc B580, and a GPU of two tiles.
@@ -45,11 +45,11 @@ fn put(path: PathBuf, text: &str) {
     fs::write(path, text).expect("written");
 }
 
-fn open(root: &TempDir) -> Intel {
-    Intel::open(root.path(), &Calls::new(Duration::from_secs(60))).expect("xe is loaded")
+fn open(root: &TempDir) -> IntelBackend {
+    IntelBackend::open(root.path(), &DriverCalls::new(Duration::from_secs(60))).expect("xe is loaded")
 }
 
-fn snapshot(intel: &mut Intel) -> Snapshot {
+fn snapshot(intel: &mut IntelBackend) -> Snapshot {
     let snapshot = intel.snapshot().expect("a snapshot");
     snapshot.validate().expect("the client accepts it");
     snapshot
@@ -377,7 +377,7 @@ fn a_known_unreadable_gpu_keeps_its_name_and_memory() {
 fn a_gpu_that_disappears_is_lost_for_the_tracker() {
     let root = machine();
     let mut intel = open(&root);
-    let mut tracker = Tracker::new(Settings::default());
+    let mut tracker = Tracker::new(RecoverySettings::default());
     assert!(tracker.snapshot(0, &snapshot(&mut intel)).is_empty());
     fs::remove_dir_all(function(&root, "0000:4d:00.0")).expect("unbound");
     let seen = snapshot(&mut intel);
@@ -388,14 +388,14 @@ fn a_gpu_that_disappears_is_lost_for_the_tracker() {
 #[test]
 fn without_the_module_the_error_says_how_to_load_it() {
     let empty = tempfile::tempdir().expect("directory");
-    let failure = Intel::open(empty.path(), &Calls::new(Duration::from_secs(60))).expect_err("no module");
-    assert_eq!(failure.code, Code::DriverNotLoaded);
+    let failure = IntelBackend::open(empty.path(), &DriverCalls::new(Duration::from_secs(60))).expect_err("no module");
+    assert_eq!(failure.code, FailureCode::DriverNotLoaded);
     assert!(failure.text.contains("modprobe xe"), "{failure}");
     let root = machine();
     let mut intel = open(&root);
     fs::remove_dir_all(root.path().join("sys/module/xe")).expect("unloaded");
-    assert_eq!(intel.snapshot().expect_err("no module").code, Code::DriverNotLoaded);
-    assert_eq!(intel.processes().expect_err("no module").code, Code::DriverNotLoaded);
+    assert_eq!(intel.snapshot().expect_err("no module").code, FailureCode::DriverNotLoaded);
+    assert_eq!(intel.processes().expect_err("no module").code, FailureCode::DriverNotLoaded);
 }
 
 /// The files of a machine as a value.
@@ -404,9 +404,9 @@ fn copy(root: &Path) -> Copy {
         for name in tree.names(path) {
             let path = format!("{}/{name}", path.trim_end_matches('/'));
             match tree.stat(&path).map(|entry| entry.kind) {
-                Some(Kind::Directory) => add(tree, &path, to),
-                Some(Kind::File) => drop(to.file(&path, tree.read(&path, 1 << 20).expect("read"))),
-                Some(Kind::Link(target)) => drop(to.link(&path, &target)),
+                Some(FileKind::Directory) => add(tree, &path, to),
+                Some(FileKind::File) => drop(to.file(&path, tree.read(&path, 1 << 20).expect("read"))),
+                Some(FileKind::Link(target)) => drop(to.link(&path, &target)),
                 _ => {}
             }
         }
@@ -516,13 +516,13 @@ fn only_a_gpu_with_one_region_is_limited() {
     assert_eq!((limited.left_out, limited.used), (false, MiB(1024)));
     let text = fs::read_to_string(&max).expect("read");
     assert_eq!(text, format!("{region} {}\n", 3 * GIB));
-    let refused = |intel: &mut Intel, uuid: &str| intel.limit(uuid, &cgroup, MiB(1)).expect_err("no limit");
+    let refused = |intel: &mut IntelBackend, uuid: &str| intel.limit(uuid, &cgroup, MiB(1)).expect_err("no limit");
     let failure = refused(&mut intel, MAX);
     assert!(
-        failure.code == Code::NotSupported && failure.text.contains("the kernel limits each of its 2 tiles separately"),
+        failure.code == FailureCode::NotSupported && failure.text.contains("the kernel limits each of its 2 tiles separately"),
         "{failure}"
     );
-    assert_eq!(refused(&mut intel, "0000-4d-00-0-0x56c0").code, Code::GpuLost);
+    assert_eq!(refused(&mut intel, "0000-4d-00-0-0x56c0").code, FailureCode::GpuLost);
     // Each write to this device fails, as each write of an unknown region does in the kernel.
     fs::remove_file(&max).expect("removed");
     symlink("/dev/full", &max).expect("linked");
@@ -560,14 +560,14 @@ fn a_container_has_the_limit_of_its_pod() {
     assert!(limited.left_out && !container.directory.join("dmem.max").exists());
 }
 
-fn listen(intel: &mut Intel) -> Receiver<Event> {
+fn listen(intel: &mut IntelBackend) -> Receiver<DriverEvent> {
     let (sender, receiver) = channel();
-    intel.events(Sink::new(move |event| sender.send(event).expect("the test listens")));
+    intel.events(EventSink::new(move |event| sender.send(event).expect("the test listens")));
     receiver
 }
 
 /// The processes of each GPU with what they use in MiB, as the client accepts them.
-fn processes(intel: &mut Intel) -> Vec<(String, Vec<(u32, u64)>)> {
+fn processes(intel: &mut IntelBackend) -> Vec<(String, Vec<(u32, u64)>)> {
     let all = intel.processes().expect("processes");
     GpuProcesses::validate(&all).expect("the client accepts them");
     assert!(all.iter().all(|gpu| gpu.error.is_none()), "{all:?}");
@@ -796,7 +796,7 @@ impl Tree for WithoutProc {
         self.0.names(directory)
     }
 
-    fn stat(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<PathMetadata> {
         assert!(!path.starts_with("/proc"), "{path}");
         self.0.stat(path)
     }

@@ -8,10 +8,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use divvy_model::{MiB, Vendor};
 use libloading::Library;
 
-use super::{Options, library, text_of};
-use crate::backend::Calls;
+use super::{NvidiaOptions, library, text_of};
+use crate::backend::DriverCalls;
 use crate::facts::MAX_GPUS;
-use crate::{Code, Driver, Failure, GpuFacts, SNAPSHOT_VERSION, Snapshot};
+use crate::{DriverVersions, Failure, FailureCode, GpuFacts, SNAPSHOT_VERSION, Snapshot};
 
 /// The library's name, which is the same for every driver version.
 const SONAME: &str = "libcuda.so.1";
@@ -21,7 +21,7 @@ const COMPUTE_CAPABILITY: [c_int; 2] = [75, 76];
 const NO_DEVICE: c_int = 100;
 
 /// The functions, with their types from cuda.h. `CUresult`, `CUdevice`, and `CUdevice_attribute` are of the type `int`.
-struct Cuda {
+struct CudaFunctions {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     version: unsafe extern "C" fn(*mut c_int) -> c_int,
     count: unsafe extern "C" fn(*mut c_int) -> c_int,
@@ -32,7 +32,7 @@ struct Cuda {
 }
 
 /// Describe the GPUs with what CUDA knows: names, memory, and compute capability.
-pub(crate) fn snapshot(options: &Options, calls: &Calls) -> Result<Snapshot, Failure> {
+pub(crate) fn snapshot(options: &NvidiaOptions, calls: &DriverCalls) -> Result<Snapshot, Failure> {
     let cuda = open(options, calls)?;
     let _call = calls.enter_init("initializing CUDA");
     // SAFETY: the function has this type, and 0 is the only allowed flag.
@@ -46,7 +46,7 @@ pub(crate) fn snapshot(options: &Options, calls: &Calls) -> Result<Snapshot, Fai
         unsafe { (cuda.count)(to) }
     })?;
     let count = u32::try_from(count).unwrap_or(0).min(MAX_GPUS as u32);
-    let driver = Driver {
+    let driver = DriverVersions {
         version: String::new(),
         cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
     };
@@ -58,7 +58,7 @@ pub(crate) fn snapshot(options: &Options, calls: &Calls) -> Result<Snapshot, Fai
     })
 }
 
-fn gpu(cuda: &Cuda, index: u32) -> Result<GpuFacts, Failure> {
+fn gpu(cuda: &CudaFunctions, index: u32) -> Result<GpuFacts, Failure> {
     let device = number("cuDeviceGet", |to| {
         // SAFETY: `to` is valid for writes. The index is less than the number of devices.
         unsafe { (cuda.device)(to, index.cast_signed()) }
@@ -90,7 +90,7 @@ fn gpu(cuda: &Cuda, index: u32) -> Result<GpuFacts, Failure> {
 }
 
 /// Load the library. It is never unloaded: its threads may still run.
-fn open(options: &Options, calls: &Calls) -> Result<Cuda, Failure> {
+fn open(options: &NvidiaOptions, calls: &DriverCalls) -> Result<CudaFunctions, Failure> {
     let mut not_loaded = Vec::new();
     for candidate in library::cuda_candidates(options, SONAME) {
         let _call = calls.enter_init(format!("loading {}", candidate.display()));
@@ -102,14 +102,14 @@ fn open(options: &Options, calls: &Calls) -> Result<Cuda, Failure> {
                         "{} is not a complete CUDA driver library: {error}; reinstall the driver",
                         candidate.display()
                     );
-                    Failure::new(Code::LibraryNotFound, text)
+                    Failure::new(FailureCode::LibraryNotFound, text)
                 });
             }
             Err(error) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
         }
     }
     Err(Failure::new(
-        Code::LibraryNotFound,
+        FailureCode::LibraryNotFound,
         format!(
             "CUDA's driver library could not be loaded: {}. Without it a Tegra's GPU cannot be described; use NVIDIA's container runtime \
              for this container (runtimeClassName: nvidia), which adds the library",
@@ -118,10 +118,10 @@ fn open(options: &Options, calls: &Calls) -> Result<Cuda, Failure> {
     ))
 }
 
-fn functions(library: &'static Library) -> Result<Cuda, libloading::Error> {
+fn functions(library: &'static Library) -> Result<CudaFunctions, libloading::Error> {
     // SAFETY: the symbols have these types in cuda.h since CUDA 3.2. The library stays loaded.
     unsafe {
-        Ok(Cuda {
+        Ok(CudaFunctions {
             init: *library.get(b"cuInit\0")?,
             version: *library.get(b"cuDriverGetVersion\0")?,
             count: *library.get(b"cuDeviceGetCount\0")?,
@@ -144,14 +144,14 @@ fn check(name: &str, status: c_int) -> Result<(), Failure> {
     match status {
         0 => Ok(()),
         NO_DEVICE => Err(Failure::new(
-            Code::DriverNotLoaded,
+            FailureCode::DriverNotLoaded,
             format!(
                 "{name} found no GPU; check that this container has the GPU's device nodes, which NVIDIA's container runtime adds \
                  (runtimeClassName: nvidia)"
             ),
         )),
         other => Err(Failure::new(
-            Code::Unknown,
+            FailureCode::Unknown,
             format!(
                 "{name} failed with CUDA's error {other}; run deviceQuery of CUDA's samples to see whether the driver works at all"
             ),

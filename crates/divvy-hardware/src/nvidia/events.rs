@@ -13,8 +13,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
 use super::Reception;
-use super::ffi::{self, EventSet, RawEvent};
-use crate::backend::{Calls, Event, Sink};
+use super::ffi::{self, NvmlEventSet, RawEvent};
+use crate::backend::{DriverCalls, DriverEvent, EventSink};
 
 /// nvmlEventTypeXidCriticalError. ECC event types are not needed: relevant ECC errors arrive as XIDs 48, 63, 64, 94, and 95.
 const XID: u64 = 8;
@@ -27,12 +27,12 @@ const RETRY: Duration = Duration::from_secs(10);
 
 /// The running thread. It ends when this value is dropped.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct EventListener {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Listener {
+impl Drop for EventListener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         // NVML must not be shut down while the thread uses it. The watchdog handles a wait that hangs.
@@ -43,8 +43,8 @@ impl Drop for Listener {
 }
 
 /// The GPUs of an event set.
-struct Registered {
-    set: EventSet,
+struct RegisteredGpus {
+    set: NvmlEventSet,
     /// UUIDs by device handle, because a lost GPU no longer reports its own UUID.
     names: BTreeMap<usize, String>,
     /// True if a GPU could not be registered for a reason that may pass.
@@ -52,9 +52,9 @@ struct Registered {
 }
 
 /// Register all GPUs, then wait for events in a new thread. The sink gets every event that happens after this call has returned.
-pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls, reception: Reception, sink: Sink) -> Listener {
+pub(super) fn listen(nvml: Arc<Nvml>, calls: DriverCalls, reception: Reception, sink: EventSink) -> EventListener {
     let stop = Arc::new(AtomicBool::new(false));
-    let events = Events {
+    let events = EventThreadState {
         nvml,
         calls,
         sink,
@@ -70,17 +70,17 @@ pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls, reception: Reception, sink: 
         .inspect_err(|error| {
             let text = format!("cannot start the thread for events: {error}");
             reception.fails(Instant::now(), text.clone());
-            sink.send(Event::Degraded(text));
+            sink.send(DriverEvent::Degraded(text));
         })
         .ok();
-    Listener { stop, thread }
+    EventListener { stop, thread }
 }
 
 /// What the thread works with.
-struct Events {
+struct EventThreadState {
     nvml: Arc<Nvml>,
-    calls: Calls,
-    sink: Sink,
+    calls: DriverCalls,
+    sink: EventSink,
     reception: Reception,
 }
 
@@ -92,8 +92,8 @@ fn is_unsupported(error: &NvmlError) -> bool {
     )
 }
 
-impl Events {
-    fn run(&self, stop: &AtomicBool, mut now: Option<Registered>) {
+impl EventThreadState {
+    fn run(&self, stop: &AtomicBool, mut now: Option<RegisteredGpus>) {
         let mut registered_at = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let broken = match &mut now {
@@ -114,7 +114,7 @@ impl Events {
     }
 
     /// Wait once. Return whether a new event set is needed.
-    fn wait(&self, registered: &mut Registered) -> bool {
+    fn wait(&self, registered: &mut RegisteredGpus) -> bool {
         let begin = Instant::now();
         let answer = {
             let _call = self.calls.enter_wait("nvmlEventSetWait", WAIT);
@@ -151,13 +151,13 @@ impl Events {
     }
 
     fn degraded(&self, text: String) {
-        self.sink.send(Event::Degraded(text));
+        self.sink.send(DriverEvent::Degraded(text));
     }
 
-    fn register(&self) -> Option<Registered> {
+    fn register(&self) -> Option<RegisteredGpus> {
         let _call = self.calls.enter("registering for events");
         let count = ffi::count(&self.nvml).map_err(|error| ("cannot count the GPUs that report errors", error));
-        let set = EventSet::create(self.nvml.clone()).map_err(|error| ("cannot create an event set", error));
+        let set = NvmlEventSet::create(self.nvml.clone()).map_err(|error| ("cannot create an event set", error));
         let (mut set, count) = match set.and_then(|set| Ok((set, count?))) {
             Ok(made) => made,
             Err((doing, error)) => {
@@ -189,12 +189,12 @@ impl Events {
             self.degraded(format!("GPU {index} cannot be registered for events: {error}; trying again"));
         }
         self.reception.registered(Instant::now(), failed);
-        Some(Registered { set, names, incomplete })
+        Some(RegisteredGpus { set, names, incomplete })
     }
 }
 
 /// Add a GPU to the event set. Return its [`ffi::device_key`].
-fn register_gpu(set: &mut EventSet, device: &Device<'_>) -> Result<usize, NvmlError> {
+fn register_gpu(set: &mut NvmlEventSet, device: &Device<'_>) -> Result<usize, NvmlError> {
     if ffi::supported_event_types(device)? & XID == 0 {
         return Err(NvmlError::NotSupported);
     }
@@ -208,9 +208,9 @@ fn rest(waited: Duration) -> Duration {
 }
 
 /// Convert an XID. If the handle is unknown, the fault concerns every GPU, because for some errors the driver names no GPU.
-fn xid(names: &BTreeMap<usize, String>, event: RawEvent) -> Option<Event> {
+fn xid(names: &BTreeMap<usize, String>, event: RawEvent) -> Option<DriverEvent> {
     let uuid = names.get(&event.device).cloned();
-    (event.kind & XID != 0).then(|| Event::Fault(super::fault(uuid, event.data, event.gi.zip(event.ci))))
+    (event.kind & XID != 0).then(|| DriverEvent::Fault(super::fault(uuid, event.data, event.gi.zip(event.ci))))
 }
 
 #[cfg(test)]
@@ -235,7 +235,7 @@ mod tests {
             ci: Some(0),
         };
         let found = |device, kind| match xid(&names, event(device, kind)) {
-            Some(Event::Fault(fault)) => {
+            Some(DriverEvent::Fault(fault)) => {
                 assert_eq!((fault.name.as_str(), fault.code, fault.fatal), ("XID 79", 79, true));
                 assert_eq!(fault.partition, Some((1, 0)));
                 Some(fault.uuid)

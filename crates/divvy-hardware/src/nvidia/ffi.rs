@@ -1,6 +1,6 @@
 //! NVML calls that `nvml-wrapper` does not offer in the required form.
 //!
-//! The wrapper's `EventSet` drops the MIG instances of an event, and a failed registration of a GPU consumes the set. The wrapper refuses a
+//! The wrapper's `NvmlEventSet` drops the MIG instances of an event, and a failed registration of a GPU consumes the set. The wrapper refuses a
 //! product name that is not UTF-8. It also lacks the calls of older drivers: the first version of a call has the plain name, and each
 //! later version a suffix, as the `#define`s at the beginning of nvml.h show.
 
@@ -427,14 +427,14 @@ pub(super) fn supported_event_types(device: &Device<'_>) -> Result<u64, NvmlErro
 }
 
 /// An NVML event set.
-pub(super) struct EventSet {
+pub(super) struct NvmlEventSet {
     set: sys::nvmlEventSet_t,
     nvml: Arc<Nvml>,
 }
 
 // SAFETY: NVML is thread-safe, and a set may be used from any thread by one at a time, which `&mut self` on every call
 // ensures (nvml-wrapper's EventSet is Send on the same ground).
-unsafe impl Send for EventSet {}
+unsafe impl Send for NvmlEventSet {}
 
 /// An event as NVML returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -449,13 +449,13 @@ pub(super) struct RawEvent {
     pub(super) ci: Option<u32>,
 }
 
-impl EventSet {
-    pub(super) fn create(nvml: Arc<Nvml>) -> Result<EventSet, NvmlError> {
+impl NvmlEventSet {
+    pub(super) fn create(nvml: Arc<Nvml>) -> Result<NvmlEventSet, NvmlError> {
         let call = nvml_sym(nvml.lib().nvmlEventSetCreate.as_ref())?;
         let mut set = std::ptr::null_mut();
         // SAFETY: NVML is initialized while `nvml` lives; `set` is valid for writes.
         nvml_try(unsafe { call(&raw mut set) })?;
-        Ok(EventSet { set, nvml })
+        Ok(NvmlEventSet { set, nvml })
     }
 
     /// Add a GPU. The set stays usable if this fails.
@@ -490,7 +490,7 @@ impl EventSet {
     }
 }
 
-impl Drop for EventSet {
+impl Drop for NvmlEventSet {
     fn drop(&mut self) {
         if let Ok(call) = &self.nvml.lib().nvmlEventSetFree {
             // SAFETY: the set was created by this NVML, is freed once, and NVML is initialized while `nvml` lives.

@@ -16,14 +16,19 @@ use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_MEMORY_TEMP;
 
 use super::condition::known as returned;
 use super::{failure, ffi, read};
-use crate::backend::Calls;
-use crate::{ComputeMode, Failure, Gauges, Gpm, GpuGauges, GpuMemory, Known, Measure, PartGauges};
+use crate::backend::DriverCalls;
+use crate::{ComputeMode, Failure, Gauges, Gpm, GpuGauges, GpuMemory, LastKnownGpus, Measure, PartGauges};
 
 /// The latest sample of GPU Performance Monitoring of each GPU.
-pub(super) type Samples = gpm::Samples<ffi::GpmSample>;
+pub(super) type GpmSamples = gpm::LatestSamples<ffi::GpmSample>;
 
 /// Read all GPUs. A GPU that is lost says why, and the others have their values.
-pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut Samples) -> Result<Vec<GpuGauges>, Failure> {
+pub(super) fn read(
+    nvml: &Arc<Nvml>,
+    calls: &DriverCalls,
+    known: &LastKnownGpus,
+    samples: &mut GpmSamples,
+) -> Result<Vec<GpuGauges>, Failure> {
     let count = {
         let _call = calls.enter("counting GPUs");
         ffi::count(nvml).map_err(|error| failure(&error, "counting GPUs"))?
@@ -48,9 +53,9 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
             // A device without a UUID is only reported under its last known UUID.
             Err(error) => (
                 known.at(Vendor::Nvidia, index).map(|gpu| gpu.uuid.clone()),
-                Reader {
+                GaugeReader {
                     error: Some(error),
-                    ..Reader::default()
+                    ..GaugeReader::default()
                 },
                 Vec::new(),
             ),
@@ -77,7 +82,7 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
 /// Read GPU Performance Monitoring of a GPU, or of one of its GPU instances, for the device with this UUID.
 fn gpm_of(
     nvml: &Arc<Nvml>,
-    samples: &mut Samples,
+    samples: &mut GpmSamples,
     device: &Device<'_>,
     uuid: &str,
     instance: Option<u32>,
@@ -95,14 +100,14 @@ fn gpm_of(
 
 /// Reads the values of one GPU.
 #[derive(Debug, Default)]
-struct Reader {
+struct GaugeReader {
     values: Gauges,
     failed: BTreeSet<Measure>,
     /// That the GPU is lost.
     error: Option<NvmlError>,
 }
 
-impl Reader {
+impl GaugeReader {
     /// Return a value, or `None` if the driver does not return it. The loss of the GPU is noted.
     fn read<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         returned(answer).unwrap_or_else(|error| {
@@ -127,8 +132,8 @@ impl Reader {
 }
 
 /// Read the values of one GPU.
-fn measure(device: &Device<'_>) -> Reader {
-    let mut reader = Reader::default();
+fn measure(device: &Device<'_>) -> GaugeReader {
+    let mut reader = GaugeReader::default();
     let rates = reader.show(Measure::Utilization, device.utilization_rates());
     let mode = |mode| match mode {
         wrapped::ComputeMode::Default => ComputeMode::Default,

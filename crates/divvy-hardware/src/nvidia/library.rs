@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use divvy_host::{Files, Root};
 
-use super::Options;
+use super::NvidiaOptions;
 
 /// The library's name, which is the same for every driver version.
 const SONAME: &str = "libnvidia-ml.so.1";
@@ -48,7 +48,7 @@ fn files(root: &Path, directories: &[&str], soname: &str) -> Vec<PathBuf> {
 /// Return the paths to try, in this order. A library that the user names is the only candidate. If the driver root is not `/`,
 /// only libraries below it are candidates, because a library from the probe's own file system would belong to another driver
 /// version.
-pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
+pub(super) fn candidates(options: &NvidiaOptions) -> Vec<PathBuf> {
     if let Some(library) = &options.library {
         return vec![library.clone()];
     }
@@ -69,7 +69,7 @@ const TEGRA: [&str; 2] = ["usr/lib/aarch64-linux-gnu/nvidia", "usr/lib/aarch64-l
 
 /// Return the paths to try for CUDA's driver library, in this order: below a driver root that is not `/`, then where the dynamic
 /// loader searches, then in the usual directories.
-pub(super) fn cuda_candidates(options: &Options, soname: &str) -> Vec<PathBuf> {
+pub(super) fn cuda_candidates(options: &NvidiaOptions, soname: &str) -> Vec<PathBuf> {
     let mut candidates = files(&options.driver_root, &[&DIRECTORIES[..], &TEGRA].concat(), soname);
     let is_host = options.driver_root == Path::new("/");
     candidates.insert(if is_host { 0 } else { candidates.len() }, PathBuf::from(soname));
@@ -78,7 +78,7 @@ pub(super) fn cuda_candidates(options: &Options, soname: &str) -> Vec<PathBuf> {
 
 /// Return the root directory of the driver whose library the probe loads. This is the driver container's root only if no driver is
 /// installed on the host itself.
-pub fn driver_root(options: &Options) -> PathBuf {
+pub fn driver_root(options: &NvidiaOptions) -> PathBuf {
     let container = options.driver_root.join(DRIVER_CONTAINER);
     if !has_library(&options.driver_root) && has_library(&container) {
         container
@@ -93,7 +93,7 @@ pub fn has_library(root: &Path) -> bool {
 }
 
 /// Return the message for a missing driver, including what to do.
-pub(super) fn not_found(options: &Options, not_loaded: &[String]) -> String {
+pub(super) fn not_found(options: &NvidiaOptions, not_loaded: &[String]) -> String {
     let root = options.driver_root.display();
     let tried = match not_loaded {
         [] => format!("no {SONAME} below {root}"),
@@ -132,7 +132,7 @@ mod tests {
             std::os::unix::fs::symlink(Path::new("/").join(target), link).expect("link");
         }
         let real = root.path().join(real);
-        let options = Options {
+        let options = NvidiaOptions {
             proc_root: "/proc".into(),
             library: None,
             driver_root: root.path().to_owned(),
@@ -155,7 +155,7 @@ mod tests {
             std::fs::create_dir_all(file.parent().expect("directory")).expect("directory");
             std::fs::write(file, "").expect("file");
         }
-        let mut options = Options {
+        let mut options = NvidiaOptions {
             proc_root: "/proc".into(),
             library: None,
             driver_root: root.path().to_owned(),

@@ -49,30 +49,30 @@ pub(super) fn nest(cgroup: &Path, bus: &str, hard: u64) -> bool {
     })
 }
 
-type Set = unsafe extern "C" fn(sys::nvmlDevice_t, *const SetLimits) -> sys::nvmlReturn_t;
+type SetLimitsFn = unsafe extern "C" fn(sys::nvmlDevice_t, *const SetLimits) -> sys::nvmlReturn_t;
 type Get = unsafe extern "C" fn(sys::nvmlDevice_t, *mut GetLimits) -> sys::nvmlReturn_t;
 
 /// The functions of a library that has them.
 #[derive(Debug)]
-pub(super) struct Limits {
-    set: Set,
+pub(super) struct LimitFunctions {
+    set: SetLimitsFn,
     get: Get,
     /// The functions are valid while it is loaded.
     _library: Library,
 }
 
-impl Limits {
+impl LimitFunctions {
     /// Find the functions in a library that is loaded already.
-    pub(super) fn find(library: &Path) -> Option<Limits> {
+    pub(super) fn find(library: &Path) -> Option<LimitFunctions> {
         // SAFETY: NVML is loaded from this path already, so no initialization runs again.
         let library = unsafe { Library::new(library) }.ok()?;
         // SAFETY: the types are those of nvml.h for these names.
         let (set, get) = unsafe {
-            let set = *library.get::<Set>(b"nvmlDeviceSetMemoryLimits_v1\0").ok()?;
+            let set = *library.get::<SetLimitsFn>(b"nvmlDeviceSetMemoryLimits_v1\0").ok()?;
             let get = *library.get::<Get>(b"nvmlDeviceGetMemoryLimits_v1\0").ok()?;
             (set, get)
         };
-        Some(Limits {
+        Some(LimitFunctions {
             set,
             get,
             _library: library,

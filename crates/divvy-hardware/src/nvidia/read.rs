@@ -3,26 +3,29 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use divvy_model::{Link, LinkKind, MiB, MigDevice, Vendor};
+use divvy_model::{GpuLink, LinkKind, MiB, MigDevice, Vendor};
 use nvml_wrapper::enum_wrappers::device::{Brand, Clock, ComputeMode, TemperatureSensor, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
 use super::ffi::ProcessList;
 use super::{failure, ffi};
-use crate::backend::Calls;
-use crate::{Driver, Failure, GpuFacts, GpuProcesses, Known, Process, ProcessKind, SNAPSHOT_VERSION, Snapshot, Unreadable};
+use crate::backend::DriverCalls;
+use crate::{
+    DriverVersions, Failure, GpuFacts, GpuProcess, GpuProcesses, LastKnownGpus, ProcessKind, SNAPSHOT_VERSION, Snapshot,
+    UnreadableDevice,
+};
 
 /// An upper bound on the NVLinks of a GPU. A GPU has fewer, and the driver reports when there are no more.
 const MAX_NVLINKS: u32 = 36;
 
-pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snapshot, Failure> {
+pub(super) fn snapshot(nvml: &Nvml, calls: &DriverCalls, known: &LastKnownGpus) -> Result<Snapshot, Failure> {
     let (driver, cuda, count) = {
         let _call = calls.enter("reading versions and the number of GPUs");
         (nvml.sys_driver_version(), ffi::cuda_version(nvml), ffi::count(nvml))
     };
     let count = count.map_err(|error| failure(&error, "counting GPUs"))?;
-    let driver = Driver {
+    let driver = DriverVersions {
         // A Tegra's driver has no version. The GPUs work without one.
         version: driver.unwrap_or_default(),
         cuda: cuda.map_or_else(
@@ -41,7 +44,7 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
         let _call = calls.enter(format!("reading GPU {index}"));
         match identify(nvml, index) {
             // Containers get a GPU by its UUID, so only one GPU of a UUID can be offered.
-            Ok((_, uuid)) if devices.contains_key(&uuid) => snapshot.unreadable.push(Unreadable {
+            Ok((_, uuid)) if devices.contains_key(&uuid) => snapshot.unreadable.push(UnreadableDevice {
                 vendor: Vendor::Nvidia,
                 index,
                 lost: false,
@@ -51,7 +54,7 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
                 snapshot.gpus.push(gpu(&device, index, &uuid, known.gpu(&uuid)));
                 devices.insert(uuid, device);
             }
-            Err(error) => snapshot.unreadable.push(Unreadable {
+            Err(error) => snapshot.unreadable.push(UnreadableDevice {
                 vendor: Vendor::Nvidia,
                 index,
                 lost: is_lost(&error),
@@ -74,11 +77,11 @@ fn is_lost(error: &NvmlError) -> bool {
 }
 
 /// Reads the values of one GPU. A value that cannot be read does not prevent reading the others.
-struct Reader<'f> {
+struct FactReader<'f> {
     facts: &'f mut GpuFacts,
 }
 
-impl Reader<'_> {
+impl FactReader<'_> {
     fn read<T: Default>(&mut self, what: &str, answer: Result<T, NvmlError>) -> T {
         match answer {
             Ok(value) => value,
@@ -100,7 +103,7 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     facts.vendor = Vendor::Nvidia;
     facts.uuid = uuid.to_owned();
     facts.index = index;
-    let mut reader = Reader { facts: &mut facts };
+    let mut reader = FactReader { facts: &mut facts };
     if whole.is_none() {
         reader.facts.minor = reader.read("minor number", device.minor_number().map(Some));
         reader.facts.nodes = reader.facts.minor.iter().map(|minor| format!("nvidia{minor}")).collect();
@@ -150,7 +153,7 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         facts.error.get_or_insert_with(|| format!("MIG: {error}"));
     }
     (facts.mig, facts.mig_devices) = (mode, devices);
-    let mut reader = Reader { facts: &mut facts };
+    let mut reader = FactReader { facts: &mut facts };
     let memory = match device.memory_info() {
         Ok(memory) => Ok((memory.total, memory.used)),
         Err(error) if is_lost(&error) => Err(error),
@@ -288,7 +291,7 @@ fn numa(pci: &str, device: &Device<'_>) -> Option<u32> {
 
 /// Read how the GPUs are connected, unless this is already known for all present GPUs. Connections to a lost GPU are kept, because it may
 /// come back.
-fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, calls: &Calls, known: &Known) {
+fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, calls: &DriverCalls, known: &LastKnownGpus) {
     let knows = |gpu: &GpuFacts, peer: &str| gpu.uuid == peer || gpu.links.iter().any(|link| link.peer == peer);
     let places: Vec<(String, String)> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci.clone())).collect();
     for gpu in &mut snapshot.gpus {
@@ -305,7 +308,7 @@ fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, call
             let level = devices.get(uuid).and_then(|other| common_ancestor(device, other));
             for (kind, count) in direct.into_iter().chain(level.map(|kind| (kind, 0))) {
                 let peer = uuid.clone();
-                gpu.links.push(Link { peer, kind, count });
+                gpu.links.push(GpuLink { peer, kind, count });
             }
         }
     }
@@ -343,7 +346,7 @@ fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<LinkKind> {
     })
 }
 
-pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec<GpuProcesses>, Failure> {
+pub(super) fn processes(nvml: &Nvml, calls: &DriverCalls, known: &LastKnownGpus) -> Result<Vec<GpuProcesses>, Failure> {
     let count = {
         let _call = calls.enter("counting GPUs");
         ffi::count(nvml).map_err(|error| failure(&error, "counting GPUs"))?
@@ -412,7 +415,7 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
             Err(found) => error = Some(found.to_string()),
         }
     }
-    let processes = used.into_iter().map(|(pid, (bytes, kind))| Process {
+    let processes = used.into_iter().map(|(pid, (bytes, kind))| GpuProcess {
         pid,
         used: MiB::from_bytes(bytes),
         pod: None,

@@ -9,10 +9,10 @@ use crate::{GpuFacts, NoEvents};
 /// Whether events arrive. The event thread writes it, and snapshots report it. It outlives the driver's being opened again, so that this does
 /// not shorten the time for which no event arrived.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Reception(Arc<Mutex<State>>);
+pub(crate) struct Reception(Arc<Mutex<ReceptionState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct ReceptionState {
     /// Why no event of any GPU arrives.
     all: Option<Silence>,
     /// Why no event of these GPUs arrives, by UUID.
@@ -26,7 +26,7 @@ struct Silence {
 }
 
 impl Reception {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReceptionState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -4,10 +4,10 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 use crate::utilization::MAX_SAMPLES;
-use crate::{Code, Failure, Sample};
+use crate::{Failure, FailureCode, UtilizationSample};
 
 /// Return the samples of a GPU that are newer than a time in microseconds since 1970.
-pub(super) fn samples(nvml: &Nvml, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {
+pub(super) fn samples(nvml: &Nvml, uuid: &str, since: u64) -> Result<Vec<UtilizationSample>, Failure> {
     let device = nvml.device_by_uuid(uuid).map_err(|error| failure(uuid, &error))?;
     let samples = match device.process_utilization_stats(since) {
         Ok(samples) => samples,
@@ -15,7 +15,7 @@ pub(super) fn samples(nvml: &Nvml, uuid: &str, since: u64) -> Result<Vec<Sample>
         Err(NvmlError::NotFound | NvmlError::InsufficientSize(_)) => Vec::new(),
         Err(error) => return Err(failure(uuid, &error)),
     };
-    let samples = samples.into_iter().map(|of| Sample {
+    let samples = samples.into_iter().map(|of| UtilizationSample {
         pid: of.pid,
         pod: None,
         container: None,
@@ -29,10 +29,10 @@ pub(super) fn samples(nvml: &Nvml, uuid: &str, since: u64) -> Result<Vec<Sample>
 
 fn failure(uuid: &str, error: &NvmlError) -> Failure {
     let code = match error {
-        NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => Code::NotSupported,
-        NvmlError::GpuLost => Code::GpuLost,
-        NvmlError::NoPermission => Code::NoPermission,
-        _ => Code::Unknown,
+        NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => FailureCode::NotSupported,
+        NvmlError::GpuLost => FailureCode::GpuLost,
+        NvmlError::NoPermission => FailureCode::NoPermission,
+        _ => FailureCode::Unknown,
     };
     Failure::new(
         code,

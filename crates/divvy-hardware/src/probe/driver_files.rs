@@ -8,18 +8,18 @@ use divvy_host::Files;
 
 use crate::nvidia;
 use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec};
-use crate::{Code, Failure};
+use crate::{Failure, FailureCode};
 
 /// Where the driver's files are.
 #[derive(Debug)]
-pub(super) struct Driver {
+pub(super) struct DriverLocation {
     /// The path at which the machine's root is mounted.
     pub(super) sys_root: PathBuf,
     /// How to find the driver's library.
-    pub(super) nvidia: nvidia::Options,
+    pub(super) nvidia: nvidia::NvidiaOptions,
 }
 
-impl Driver {
+impl DriverLocation {
     pub(super) fn answer(&self, question: &DriverQuestion) -> DriverFiles {
         let tree = Files::below(&self.sys_root);
         // A driver container may be replaced at any time, so search for it on each request.
@@ -36,7 +36,7 @@ impl Driver {
 
     pub(super) fn spec(&self, basis: &Basis) -> Result<DriverSpec, Failure> {
         let made = basis.spec(&Files::below(&self.sys_root));
-        let (spec, notes) = made.map_err(|error| Failure::new(Code::DriverFiles, error.to_string()))?;
+        let (spec, notes) = made.map_err(|error| Failure::new(FailureCode::DriverFiles, error.to_string()))?;
         Ok(DriverSpec { spec, notes })
     }
 }

@@ -7,22 +7,24 @@ use std::time::{Duration, Instant};
 use divvy_model::{MiB, Vendor};
 
 use super::log;
-use crate::backend::{Backend, Cgroup, Event, Sink};
-use crate::protocol::Limited;
-use crate::{Code, Failure, Fault, GpuGauges, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
+use crate::backend::{Backend, Cgroup, DriverEvent, EventSink};
+use crate::protocol::LimitAnswer;
+use crate::{
+    Failure, FailureCode, Fault, GpuGauges, GpuProcesses, GpuSamples, LastKnownGpus, SNAPSHOT_VERSION, SamplesSince, Snapshot,
+};
 
 /// The intervals at which a driver is reopened.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct ReopenPace {
     /// The minimum time between two attempts after the driver could not be opened or used.
     pub(super) reopen: Duration,
     /// The interval while a GPU is lost, for a driver that keeps GPUs lost until it is opened again.
     pub(super) reopen_for_lost: Duration,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace {
+impl Default for ReopenPace {
+    fn default() -> ReopenPace {
+        ReopenPace {
             reopen: Duration::from_secs(1),
             reopen_for_lost: Duration::from_secs(30),
         }
@@ -36,7 +38,7 @@ pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Backend>, Failure> + Se
 pub(super) type Publish = Arc<dyn Fn(Fault) + Send + Sync>;
 
 /// A vendor's driver, which may be open, broken, or absent.
-struct Slot {
+struct DriverSlot {
     vendor: Vendor,
     open: Open,
     backend: Option<Box<dyn Backend>>,
@@ -50,8 +52,8 @@ struct Slot {
     delivered: bool,
 }
 
-impl Slot {
-    fn ensure_open(&mut self, pace: Pace, publish: Option<&Publish>) {
+impl DriverSlot {
+    fn ensure_open(&mut self, pace: ReopenPace, publish: Option<&Publish>) {
         if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < pace.reopen) {
             return;
         }
@@ -66,7 +68,8 @@ impl Slot {
                 self.absent = false;
             }
             Err(failure) => {
-                self.absent = !self.delivered && matches!(failure.code, Code::LibraryNotFound | Code::DriverNotLoaded);
+                self.absent =
+                    !self.delivered && matches!(failure.code, FailureCode::LibraryNotFound | FailureCode::DriverNotLoaded);
                 self.failure = failure;
             }
         }
@@ -76,23 +79,23 @@ impl Slot {
 /// The drivers of all vendors.
 pub(super) struct Drivers {
     /// In the order of vendors.
-    slots: Vec<Slot>,
-    pace: Pace,
+    slots: Vec<DriverSlot>,
+    pace: ReopenPace,
     /// Where to send faults, or `None` to ignore events.
     publish: Option<Publish>,
     /// The last known GPUs. They outlive the backends, because a lost GPU no longer reports its UUID.
-    known: Known,
+    known: LastKnownGpus,
 }
 
 impl Drivers {
     /// Create the set without opening a driver. The first vendor is the one whose failure is reported if there are no GPUs at all.
-    pub(super) fn new(vendors: Vec<(Vendor, Open)>, pace: Pace, publish: Option<Publish>) -> Drivers {
-        let slots = vendors.into_iter().map(|(vendor, open)| Slot {
+    pub(super) fn new(vendors: Vec<(Vendor, Open)>, pace: ReopenPace, publish: Option<Publish>) -> Drivers {
+        let slots = vendors.into_iter().map(|(vendor, open)| DriverSlot {
             vendor,
             open,
             backend: None,
             opened_at: None,
-            failure: Failure::new(Code::Unknown, "the driver was not opened yet"),
+            failure: Failure::new(FailureCode::Unknown, "the driver was not opened yet"),
             absent: false,
             delivered: false,
         });
@@ -100,7 +103,7 @@ impl Drivers {
             slots: slots.collect(),
             pace,
             publish,
-            known: Known::default(),
+            known: LastKnownGpus::default(),
         }
     }
 
@@ -193,7 +196,10 @@ impl Drivers {
         let vendor = self.known.gpu(uuid).map(|gpu| gpu.vendor);
         let slot = self.slots.iter_mut().find(|slot| Some(slot.vendor) == vendor);
         let Some(slot) = slot else {
-            return Err(Failure::new(Code::NotSupported, format!("no driver has listed a GPU {uuid}")));
+            return Err(Failure::new(
+                FailureCode::NotSupported,
+                format!("no driver has listed a GPU {uuid}"),
+            ));
         };
         slot.ensure_open(self.pace, self.publish.as_ref());
         match &mut slot.backend {
@@ -203,7 +209,7 @@ impl Drivers {
     }
 
     /// Limit how much memory of a GPU the processes of a cgroup can allocate.
-    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure> {
         self.backend_of(uuid)?.limit(uuid, cgroup, hard)
     }
 
@@ -236,11 +242,11 @@ impl Drivers {
     /// Return the reason why there is no GPU of any vendor.
     fn no_driver(&self) -> Failure {
         let Some((first, others)) = self.slots.split_first() else {
-            return Failure::new(Code::Unknown, "the probe was started without drivers");
+            return Failure::new(FailureCode::Unknown, "the probe was started without drivers");
         };
         let mut failure = first.failure.clone();
         // A kernel module that is not loaded shows which vendor's driver the machine has. A missing library does not.
-        if failure.code == Code::LibraryNotFound {
+        if failure.code == FailureCode::LibraryNotFound {
             for slot in others {
                 let vendor = slot.vendor;
                 failure.text += &match slot.backend {
@@ -268,16 +274,16 @@ impl Drivers {
 }
 
 /// Return what passes a backend's events on.
-fn sink(publish: Publish) -> Sink {
+fn sink(publish: Publish) -> EventSink {
     let last = Mutex::new(String::new());
-    Sink::new(move |event| match event {
+    EventSink::new(move |event| match event {
         // The clients come first: while a fault is not known, pods are placed on the GPU.
-        Event::Fault(fault) => {
+        DriverEvent::Fault(fault) => {
             publish(fault.clone());
             let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
             log(format_args!("{} on {gpu}", fault.name));
         }
-        Event::Degraded(text) => {
+        DriverEvent::Degraded(text) => {
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
             // Log repeated failures with the same text only once.
             if *last != text {

@@ -7,21 +7,21 @@ use std::time::Duration;
 use divvy_model::Vendor;
 use serde::Serialize;
 
-use super::drivers::{Drivers, Open, Pace, Publish};
+use super::drivers::{Drivers, Open, Publish, ReopenPace};
 use super::{log, print};
 use crate::{Fault, Snapshot};
 
 /// A line of the output.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-enum Line<'l> {
+enum OutputLine<'l> {
     Snapshot(&'l Snapshot),
     Fault(&'l Fault),
 }
 
 /// Why `--watch` ended early.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(super) enum FollowError {
     #[error(transparent)]
     Probe(#[from] crate::Error),
     #[error("a line cannot be written as JSON: {0}")]
@@ -31,16 +31,16 @@ pub(super) enum Error {
 }
 
 /// Print the state of the GPUs, then each fault until standard input closes, and then the state again.
-pub(super) fn run(vendors: Vec<(Vendor, Open)>) -> Result<(), Error> {
+pub(super) fn run(vendors: Vec<(Vendor, Open)>) -> Result<(), FollowError> {
     let publish: Publish = Arc::new(|fault| {
-        if let Err(error) = say(&Line::Fault(&fault)) {
+        if let Err(error) = say(&OutputLine::Fault(&fault)) {
             log(format_args!("{error}"));
         }
     });
-    let pace = Pace {
+    let pace = ReopenPace {
         // A driver that is opened again may not know any more that a GPU was lost.
         reopen_for_lost: Duration::MAX,
-        ..Pace::default()
+        ..ReopenPace::default()
     };
     let mut drivers = Drivers::new(vendors, pace, Some(publish));
     let result = before_and_after(&mut drivers);
@@ -49,10 +49,10 @@ pub(super) fn run(vendors: Vec<(Vendor, Open)>) -> Result<(), Error> {
     result
 }
 
-fn before_and_after(drivers: &mut Drivers) -> Result<(), Error> {
+fn before_and_after(drivers: &mut Drivers) -> Result<(), FollowError> {
     let mut state = || {
         let snapshot = drivers.examine().map_err(crate::Error::from)?;
-        say(&Line::Snapshot(&snapshot))
+        say(&OutputLine::Snapshot(&snapshot))
     };
     state()?;
     // Nothing is expected here. The end of file says that the program which started this has ended, even by kill -9.
@@ -61,10 +61,10 @@ fn before_and_after(drivers: &mut Drivers) -> Result<(), Error> {
     state()
 }
 
-fn say(line: &Line<'_>) -> Result<(), Error> {
+fn say(line: &OutputLine<'_>) -> Result<(), FollowError> {
     let text = serde_json::to_string(line)?;
     match print(&format!("{text}\n")) {
         0 => Ok(()),
-        _ => Err(Error::Output),
+        _ => Err(FollowError::Output),
     }
 }

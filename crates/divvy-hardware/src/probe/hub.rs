@@ -5,7 +5,7 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use super::lines::Lines;
+use super::lines::ClientLines;
 use crate::Fault;
 use crate::protocol::{FaultEvent, Hello, PastFault, event_line};
 
@@ -16,35 +16,35 @@ const RECENT: usize = 64;
 
 /// The state that all threads of the probe share.
 #[derive(Debug)]
-pub(super) struct Hub {
+pub(super) struct ProbeHub {
     /// Identifies this run of the probe: its PID and start time.
     instance: String,
-    inner: Mutex<Inner>,
+    inner: Mutex<ProbeHubState>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ProbeHubState {
     seq: u64,
     recent: VecDeque<(Instant, FaultEvent)>,
     last_client: u64,
-    clients: BTreeMap<u64, Arc<Lines>>,
+    clients: BTreeMap<u64, Arc<ClientLines>>,
 }
 
-impl Hub {
-    pub(super) fn new() -> Hub {
+impl ProbeHub {
+    pub(super) fn new() -> ProbeHub {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Hub {
+        ProbeHub {
             instance: format!("{}.{}", process::id(), since.as_micros()),
             inner: Mutex::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ProbeHubState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Add a client. Return its id, or `None` if there are too many clients.
-    pub(super) fn join(&self, lines: Arc<Lines>) -> Option<u64> {
+    pub(super) fn join(&self, lines: Arc<ClientLines>) -> Option<u64> {
         let mut inner = self.lock();
         if inner.clients.len() >= MAX_CLIENTS {
             return None;
@@ -118,15 +118,15 @@ mod tests {
     }
 
     /// Return a client's end and the probe's end of a connection.
-    fn connection() -> (UnixStream, Arc<Lines>) {
+    fn connection() -> (UnixStream, Arc<ClientLines>) {
         let (ours, theirs) = UnixStream::pair().expect("pair");
-        (theirs, Arc::new(Lines::new(ours)))
+        (theirs, Arc::new(ClientLines::new(ours)))
     }
 
     /// The other clients hear everything.
     #[test]
     fn a_client_that_does_not_read_is_disconnected() {
-        let hub = Hub::new();
+        let hub = ProbeHub::new();
         let (mut slow_end, slow) = connection();
         // Fill the socket's buffer.
         while slow.event("an event that no one reads\n") {}
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn clients_and_remembered_faults_are_bounded() {
-        let hub = Hub::new();
+        let hub = ProbeHub::new();
         let mut ends = Vec::new();
         for i in 0..=MAX_CLIENTS {
             let (end, lines) = connection();

@@ -7,8 +7,8 @@ use divvy_model::cgroup::{is_container, pod_uid};
 
 use super::log;
 use crate::backend::{Cgroup, PodOf};
-use crate::protocol::Limit;
-use crate::{Code, Failure};
+use crate::protocol::LimitRequest;
+use crate::{Failure, FailureCode};
 
 /// The kernel's controller of device memory (Linux 6.14 and later).
 const CONTROLLER: &str = "dmem";
@@ -17,9 +17,9 @@ const CONTROLLER: &str = "dmem";
 ///
 /// # Errors
 /// The path is neither, or a directory does not exist.
-pub(super) fn cgroup(root: &Path, wanted: &Limit) -> Result<Cgroup, Failure> {
+pub(super) fn cgroup(root: &Path, wanted: &LimitRequest) -> Result<Cgroup, Failure> {
     let path = &wanted.cgroup;
-    let refuse = |why: &str| Err(Failure::new(Code::Protocol, format!("{path:?} {why}")));
+    let refuse = |why: &str| Err(Failure::new(FailureCode::Protocol, format!("{path:?} {why}")));
     let mut names = Vec::new();
     for part in Path::new(path).components() {
         match part {
@@ -42,7 +42,12 @@ pub(super) fn cgroup(root: &Path, wanted: &Limit) -> Result<Cgroup, Failure> {
         match fs::symlink_metadata(directory) {
             Ok(data) if data.is_dir() => {}
             Ok(_) => return refuse("is not a directory"),
-            Err(error) => return Err(Failure::new(Code::Unknown, format!("{}: {error}", directory.display()))),
+            Err(error) => {
+                return Err(Failure::new(
+                    FailureCode::Unknown,
+                    format!("{}: {error}", directory.display()),
+                ));
+            }
         }
     }
     let alone = wanted.alone;
@@ -88,8 +93,8 @@ mod tests {
 
     use super::*;
 
-    fn limit(path: &str) -> Limit {
-        Limit {
+    fn limit(path: &str) -> LimitRequest {
+        LimitRequest {
             uuid: "GPU-a".to_owned(),
             cgroup: path.to_owned(),
             hard: divvy_model::MiB(1),

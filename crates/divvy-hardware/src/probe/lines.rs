@@ -15,28 +15,28 @@ const UNREAD: usize = 64;
 /// An event is written without another thread, because a thread that has to wake up first delays it. A client that reads nothing delays only
 /// its own thread: an event is written only if the socket's buffer has room for all of it.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct ClientLines {
     stream: UnixStream,
-    state: Mutex<State>,
+    state: Mutex<ProbeLineState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProbeLineState {
     /// Whether an answer is being written. Its end must not be mixed with an event.
     answering: bool,
     /// The events that arrived meanwhile.
     waiting: Vec<String>,
 }
 
-impl Lines {
-    pub(super) fn new(stream: UnixStream) -> Lines {
-        Lines {
+impl ClientLines {
+    pub(super) fn new(stream: UnixStream) -> ClientLines {
+        ClientLines {
             stream,
             state: Mutex::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ProbeLineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,7 +58,7 @@ impl Lines {
         }
     }
 
-    /// Write an event without waiting, or leave it to [`Lines::answer`]. Return whether there was room for it.
+    /// Write an event without waiting, or leave it to [`ClientLines::answer`]. Return whether there was room for it.
     pub(super) fn event(&self, line: &str) -> bool {
         let mut state = self.lock();
         if state.answering {
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn events_follow_an_answer_in_order() {
         let (ours, theirs) = UnixStream::pair().expect("pair");
-        let lines = Lines::new(ours);
+        let lines = ClientLines::new(ours);
         // This answer does not fit the socket's buffer, so it is being written until the other end reads.
         let answer = format!("{}\n", "a".repeat(4 << 20));
         thread::scope(|scope| {
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn an_event_never_waits_for_a_client_that_does_not_read() {
         let (ours, _theirs) = UnixStream::pair().expect("pair");
-        let lines = Lines::new(ours);
+        let lines = ClientLines::new(ours);
         let event = format!("{}\n", "e".repeat(1000));
         let written = (0..100_000).take_while(|_| lines.event(&event)).count();
         assert!((1..100_000).contains(&written), "{written}");

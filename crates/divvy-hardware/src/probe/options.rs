@@ -54,15 +54,15 @@ Exit status: 0 success, 1 no driver or no socket (standard error has the reason)
 
 /// The probe's command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub enum ProbeCommand {
     /// Serve requests on a socket.
-    Listen(Options),
+    Listen(ProbeOptions),
     /// Print one snapshot.
-    Once(Options),
+    Once(ProbeOptions),
     /// Print a snapshot, then the faults until standard input closes, and then a snapshot again.
-    Watch(Options),
+    Watch(ProbeOptions),
     /// Print one snapshot of NVIDIA's GPUs through CUDA.
-    Cuda(Options),
+    Cuda(ProbeOptions),
     /// Print the help.
     Help,
     /// Print the version.
@@ -71,7 +71,7 @@ pub enum Command {
 
 /// The options of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
+pub struct ProbeOptions {
     /// The path of the socket. Empty without `--listen`.
     pub listen: PathBuf,
     /// The driver's library. `None` searches for it.
@@ -91,7 +91,7 @@ pub struct Options {
 /// The error for a wrong command line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}\nTry: divvy-probe --help")]
-pub struct UsageError(String);
+pub struct ProbeUsageError(String);
 
 const FLAGS: [&str; 12] = [
     "--listen",
@@ -108,10 +108,10 @@ const FLAGS: [&str; 12] = [
     "--version",
 ];
 
-impl Command {
+impl ProbeCommand {
     /// Parse the arguments without the program's name. `--flag value` and `--flag=value` are equivalent.
-    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
-        let mut options = Options {
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<ProbeCommand, ProbeUsageError> {
+        let mut options = ProbeOptions {
             listen: PathBuf::new(),
             nvml_library: None,
             driver_root: PathBuf::from("/"),
@@ -128,7 +128,7 @@ impl Command {
                 let value = inline.take().or_else(|| arguments.next());
                 value
                     .filter(|value| !value.is_empty())
-                    .ok_or_else(|| UsageError(format!("{flag} needs {what} as its argument")))
+                    .ok_or_else(|| ProbeUsageError(format!("{flag} needs {what} as its argument")))
             };
             match &*flag {
                 "--listen" => listen = Some(socket_path(&value("a socket, such as unix:/run/divvy/probe.sock")?)?),
@@ -141,24 +141,26 @@ impl Command {
                 "--watch" => watch = true,
                 "--cuda" => cuda = true,
                 "--exit-with-stdin" => options.exit_with_stdin = true,
-                "--help" | "-h" => return Ok(Command::Help),
-                "--version" | "-V" => return Ok(Command::Version),
-                _ => return Err(UsageError(unknown(&flag))),
+                "--help" | "-h" => return Ok(ProbeCommand::Help),
+                "--version" | "-V" => return Ok(ProbeCommand::Version),
+                _ => return Err(ProbeUsageError(unknown(&flag))),
             }
             if inline.is_some() {
-                return Err(UsageError(format!("{flag} does not take a value")));
+                return Err(ProbeUsageError(format!("{flag} does not take a value")));
             }
         }
         if cuda && !once {
-            return Err(UsageError("--cuda needs --once".to_owned()));
+            return Err(ProbeUsageError("--cuda needs --once".to_owned()));
         }
         match (listen, once, watch) {
-            (Some(path), false, false) => Ok(Command::Listen(Options { listen: path, ..options })),
-            (None, true, false) if cuda => Ok(Command::Cuda(options)),
-            (None, true, false) => Ok(Command::Once(options)),
-            (None, false, true) => Ok(Command::Watch(options)),
-            (None, false, false) => Err(UsageError("specify --once, --watch, or --listen unix:PATH".to_owned())),
-            _ => Err(UsageError("--once, --watch, and --listen cannot be used together".to_owned())),
+            (Some(path), false, false) => Ok(ProbeCommand::Listen(ProbeOptions { listen: path, ..options })),
+            (None, true, false) if cuda => Ok(ProbeCommand::Cuda(options)),
+            (None, true, false) => Ok(ProbeCommand::Once(options)),
+            (None, false, true) => Ok(ProbeCommand::Watch(options)),
+            (None, false, false) => Err(ProbeUsageError("specify --once, --watch, or --listen unix:PATH".to_owned())),
+            _ => Err(ProbeUsageError(
+                "--once, --watch, and --listen cannot be used together".to_owned(),
+            )),
         }
     }
 }
@@ -171,32 +173,33 @@ fn split(argument: &OsStr) -> (String, Option<OsString>) {
     }
 }
 
-fn socket_path(value: &OsStr) -> Result<PathBuf, UsageError> {
+fn socket_path(value: &OsStr) -> Result<PathBuf, ProbeUsageError> {
     let text = value.to_string_lossy();
     let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
     path.map(PathBuf::from).ok_or_else(|| {
-        UsageError(format!(
+        ProbeUsageError(format!(
             "--listen {text} is not a socket; write unix:PATH, such as unix:/run/divvy/probe.sock"
         ))
     })
 }
 
-fn absolute(value: &OsStr) -> Result<PathBuf, UsageError> {
+fn absolute(value: &OsStr) -> Result<PathBuf, ProbeUsageError> {
     let path = PathBuf::from(value);
     if path.is_absolute() {
         Ok(path)
     } else {
-        Err(UsageError(format!(
+        Err(ProbeUsageError(format!(
             "--share-files {} is not an absolute path",
             path.display()
         )))
     }
 }
 
-fn seconds(value: &OsStr) -> Result<Duration, UsageError> {
+fn seconds(value: &OsStr) -> Result<Duration, ProbeUsageError> {
     let text = value.to_string_lossy();
     let seconds: Option<f64> = text.parse().ok().filter(|seconds| (0.1..=86400.0).contains(seconds));
-    let seconds = seconds.ok_or_else(|| UsageError(format!("--watchdog {text} is not a number of seconds from 0.1 to 86400")))?;
+    let seconds =
+        seconds.ok_or_else(|| ProbeUsageError(format!("--watchdog {text} is not a number of seconds from 0.1 to 86400")))?;
     Ok(Duration::from_secs_f64(seconds))
 }
 
@@ -216,23 +219,24 @@ fn unknown(argument: &str) -> String {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Command, UsageError> {
-        Command::parse(line.split_whitespace().map(OsString::from))
+    fn parse(line: &str) -> Result<ProbeCommand, ProbeUsageError> {
+        ProbeCommand::parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
     fn flags_are_read_with_and_without_an_equals_sign() {
-        let Ok(Command::Listen(options)) = parse("--listen=unix:/a --watchdog 2.5 --nvml-library=/x.so --exit-with-stdin") else {
+        let Ok(ProbeCommand::Listen(options)) = parse("--listen=unix:/a --watchdog 2.5 --nvml-library=/x.so --exit-with-stdin")
+        else {
             panic!("listen");
         };
         assert_eq!(options.listen, PathBuf::from("/a"));
         assert_eq!(options.watchdog, Duration::from_millis(2500));
         assert_eq!(options.nvml_library, Some(PathBuf::from("/x.so")));
         assert!(options.exit_with_stdin);
-        assert!(matches!(parse("--once --driver-root /host"), Ok(Command::Once(_))));
-        assert!(matches!(parse("--cuda --once"), Ok(Command::Cuda(_))));
-        assert!(matches!(parse("--watch --watchdog 5"), Ok(Command::Watch(_))));
-        assert_eq!(parse("--once --help"), Ok(Command::Help));
+        assert!(matches!(parse("--once --driver-root /host"), Ok(ProbeCommand::Once(_))));
+        assert!(matches!(parse("--cuda --once"), Ok(ProbeCommand::Cuda(_))));
+        assert!(matches!(parse("--watch --watchdog 5"), Ok(ProbeCommand::Watch(_))));
+        assert_eq!(parse("--once --help"), Ok(ProbeCommand::Help));
     }
 
     #[test]
@@ -255,7 +259,7 @@ mod tests {
             ("once", "unexpected argument"),
             ("-x", "no flag -x"),
         ] {
-            let UsageError(error) = parse(line).expect_err(line);
+            let ProbeUsageError(error) = parse(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
         }
     }

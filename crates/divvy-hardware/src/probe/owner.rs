@@ -8,18 +8,18 @@ use std::thread;
 use divvy_model::Vendor;
 use serde_json::{Map, Value};
 
-use super::drivers::{Drivers, Open, Pace, Publish};
-use super::hub::Hub;
+use super::drivers::{Drivers, Open, Publish, ReopenPace};
+use super::hub::ProbeHub;
 use super::{limit, log, pods};
-use crate::protocol::{Kill, Limit, Limited};
-use crate::{Code, Error, Failure, GpuSamples, SamplesSince};
+use crate::protocol::{Kill, LimitAnswer, LimitRequest};
+use crate::{Error, Failure, FailureCode, GpuSamples, SamplesSince};
 
 /// The number of requests that may wait for the driver.
 const QUEUE: usize = 32;
 
 /// A request that only the driver can answer.
 #[derive(Debug, Clone)]
-pub(super) enum Question {
+pub(super) enum OwnerQuestion {
     /// Read all GPUs.
     Snapshot,
     /// Read the processes on all GPUs.
@@ -29,27 +29,27 @@ pub(super) enum Question {
     /// Read what the drivers measure and count of all GPUs.
     Metrics,
     /// Limit the GPU memory of a pod or of a container.
-    Limit(Limit),
+    Limit(LimitRequest),
     /// End a process of a pod.
     Kill(Kill),
 }
 
 /// A request for the driver, and where to send the answer.
 #[derive(Debug)]
-pub(super) struct Job {
-    question: Question,
+pub(super) struct DriverJob {
+    question: OwnerQuestion,
     answer: SyncSender<Result<Value, Failure>>,
 }
 
 /// Send a request to the owner and wait for the answer. The watchdog handles a driver that hangs.
-pub(super) fn ask(jobs: &SyncSender<Job>, question: Question) -> Result<Value, Failure> {
-    let gone = || Failure::new(Code::Unknown, "the probe's driver thread has ended");
+pub(super) fn ask(jobs: &SyncSender<DriverJob>, question: OwnerQuestion) -> Result<Value, Failure> {
+    let gone = || Failure::new(FailureCode::Unknown, "the probe's driver thread has ended");
     let (answer, answered) = sync_channel(1);
-    jobs.send(Job { question, answer }).map_err(|_| gone())?;
+    jobs.send(DriverJob { question, answer }).map_err(|_| gone())?;
     answered.recv().map_err(|_| gone())?
 }
 
-struct Owner {
+struct DriverOwner {
     drivers: Drivers,
     /// The directory that contains the host's `/proc` and `/sys`.
     sys_root: PathBuf,
@@ -59,14 +59,14 @@ struct Owner {
 
 /// Start the thread. It opens the drivers immediately.
 pub(super) fn start(
-    hub: Arc<Hub>,
-    pace: Pace,
+    hub: Arc<ProbeHub>,
+    pace: ReopenPace,
     sys_root: PathBuf,
     vendors: Vec<(Vendor, Open)>,
-) -> Result<SyncSender<Job>, Error> {
+) -> Result<SyncSender<DriverJob>, Error> {
     let (sender, jobs) = sync_channel(QUEUE);
     let publish: Publish = Arc::new(move |fault| hub.publish(fault));
-    let mut owner = Owner {
+    let mut owner = DriverOwner {
         drivers: Drivers::new(vendors, pace, Some(publish)),
         sys_root,
         logged: None,
@@ -78,8 +78,8 @@ pub(super) fn start(
     Ok(sender)
 }
 
-impl Owner {
-    fn run(&mut self, jobs: &Receiver<Job>) {
+impl DriverOwner {
+    fn run(&mut self, jobs: &Receiver<DriverJob>) {
         let opened = self.drivers.open();
         self.log(opened.err());
         for job in jobs {
@@ -89,24 +89,26 @@ impl Owner {
         }
     }
 
-    fn perform(&mut self, question: Question) -> Result<Value, Failure> {
+    fn perform(&mut self, question: OwnerQuestion) -> Result<Value, Failure> {
         // These come often, and the snapshots between them report a driver that fails.
-        let is_logged = !matches!(question, Question::Utilization(_) | Question::Metrics);
+        let is_logged = !matches!(question, OwnerQuestion::Utilization(_) | OwnerQuestion::Metrics);
         let answer = match question {
-            Question::Snapshot => self.drivers.snapshot().map(serde_json::to_value),
-            Question::Processes => self.drivers.processes().map(|mut processes| {
+            OwnerQuestion::Snapshot => self.drivers.snapshot().map(serde_json::to_value),
+            OwnerQuestion::Processes => self.drivers.processes().map(|mut processes| {
                 pods::name(&self.sys_root.join("proc"), &mut processes);
                 serde_json::to_value(processes)
             }),
-            Question::Utilization(asked) => self.utilization(&asked).map(serde_json::to_value),
-            Question::Metrics => self.drivers.gauges().map(serde_json::to_value),
-            Question::Limit(wanted) => self.limit(&wanted).map(serde_json::to_value),
-            Question::Kill(wanted) => pods::kill(&self.sys_root.join("proc"), &wanted).map(|()| Ok(Value::Object(Map::new()))),
+            OwnerQuestion::Utilization(asked) => self.utilization(&asked).map(serde_json::to_value),
+            OwnerQuestion::Metrics => self.drivers.gauges().map(serde_json::to_value),
+            OwnerQuestion::Limit(wanted) => self.limit(&wanted).map(serde_json::to_value),
+            OwnerQuestion::Kill(wanted) => {
+                pods::kill(&self.sys_root.join("proc"), &wanted).map(|()| Ok(Value::Object(Map::new())))
+            }
         };
         if is_logged {
             self.log(answer.as_ref().err().cloned());
         }
-        answer?.map_err(|error| Failure::new(Code::Unknown, format!("the answer cannot be written as JSON: {error}")))
+        answer?.map_err(|error| Failure::new(FailureCode::Unknown, format!("the answer cannot be written as JSON: {error}")))
     }
 
     fn utilization(&mut self, asked: &[SamplesSince]) -> Result<Vec<GpuSamples>, Failure> {
@@ -116,7 +118,7 @@ impl Owner {
         Ok(gpus)
     }
 
-    fn limit(&mut self, wanted: &Limit) -> Result<Limited, Failure> {
+    fn limit(&mut self, wanted: &LimitRequest) -> Result<LimitAnswer, Failure> {
         let root = self.sys_root.join("sys/fs/cgroup");
         let cgroup = limit::cgroup(&root, wanted)?;
         limit::enable(&root, &cgroup.directory);
@@ -141,8 +143,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::backend::{Backend, Cgroup, Event, Sink};
-    use crate::{Driver, Fault, Gauges, GpuFacts, GpuGauges, GpuProcesses, SNAPSHOT_VERSION, Sample, Snapshot};
+    use crate::backend::{Backend, Cgroup, DriverEvent, EventSink};
+    use crate::{
+        DriverVersions, Fault, Gauges, GpuFacts, GpuGauges, GpuProcesses, SNAPSHOT_VERSION, Snapshot, UtilizationSample,
+    };
 
     /// What a scripted driver does next: it cannot be opened, or it answers.
     type Answers = Arc<Mutex<Vec<Result<Snapshot, Failure>>>>;
@@ -151,7 +155,7 @@ mod tests {
     struct Scripted {
         vendor: Vendor,
         answers: Answers,
-        events: Option<Sink>,
+        events: Option<EventSink>,
     }
 
     impl Backend for Scripted {
@@ -167,7 +171,7 @@ mod tests {
                         name: "gone".to_owned(),
                         partition: None,
                     };
-                    events.send(Event::Fault(fault));
+                    events.send(DriverEvent::Fault(fault));
                 }
             }
             answer
@@ -195,31 +199,31 @@ mod tests {
             }])
         }
 
-        fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {
+        fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<UtilizationSample>, Failure> {
             match self.vendor {
-                Vendor::Nvidia => Ok(vec![Sample {
+                Vendor::Nvidia => Ok(vec![UtilizationSample {
                     pid: 7,
                     pod: None,
                     container: None,
                     at: since + 1,
                     percent: 30,
                 }]),
-                Vendor::Amd | Vendor::Intel => Err(Failure::new(Code::NotSupported, format!("not of {uuid}"))),
+                Vendor::Amd | Vendor::Intel => Err(Failure::new(FailureCode::NotSupported, format!("not of {uuid}"))),
             }
         }
 
-        fn limit(&mut self, uuid: &str, _: &Cgroup, hard: divvy_model::MiB) -> Result<Limited, Failure> {
+        fn limit(&mut self, uuid: &str, _: &Cgroup, hard: divvy_model::MiB) -> Result<LimitAnswer, Failure> {
             if uuid == self::uuid(self.vendor) {
-                Ok(Limited {
+                Ok(LimitAnswer {
                     used: hard,
                     left_out: false,
                 })
             } else {
-                Err(Failure::new(Code::Unknown, format!("{} has no {uuid}", self.vendor)))
+                Err(Failure::new(FailureCode::Unknown, format!("{} has no {uuid}", self.vendor)))
             }
         }
 
-        fn events(&mut self, sink: Sink) {
+        fn events(&mut self, sink: EventSink) {
             self.events = Some(sink);
         }
 
@@ -285,9 +289,9 @@ mod tests {
 
     fn absence(vendor: Vendor) -> Failure {
         match vendor {
-            Vendor::Nvidia => Failure::new(Code::LibraryNotFound, "no library"),
-            Vendor::Amd => Failure::new(Code::DriverNotLoaded, "no amdgpu"),
-            Vendor::Intel => Failure::new(Code::DriverNotLoaded, "no xe"),
+            Vendor::Nvidia => Failure::new(FailureCode::LibraryNotFound, "no library"),
+            Vendor::Amd => Failure::new(FailureCode::DriverNotLoaded, "no amdgpu"),
+            Vendor::Intel => Failure::new(FailureCode::DriverNotLoaded, "no xe"),
         }
     }
 
@@ -296,13 +300,13 @@ mod tests {
     }
 
     /// Start an owner of these drivers.
-    fn owner(pace: Pace, scripts: &[&Script]) -> SyncSender<Job> {
+    fn owner(pace: ReopenPace, scripts: &[&Script]) -> SyncSender<DriverJob> {
         let vendors = scripts.iter().map(|script| script.open()).collect();
-        start(Arc::new(Hub::new()), pace, "/".into(), vendors).expect("thread")
+        start(Arc::new(ProbeHub::new()), pace, "/".into(), vendors).expect("thread")
     }
 
     /// A pace without pauses: every request reopens a driver that is broken or keeps a GPU lost.
-    const AT_ONCE: Pace = Pace {
+    const AT_ONCE: ReopenPace = ReopenPace {
         reopen: Duration::ZERO,
         reopen_for_lost: Duration::ZERO,
     };
@@ -314,7 +318,7 @@ mod tests {
             lost,
             ..GpuFacts::default()
         };
-        let driver = Driver {
+        let driver = DriverVersions {
             version: format!("{vendor} 1"),
             cuda: String::new(),
         };
@@ -334,8 +338,8 @@ mod tests {
     }
 
     /// Take a snapshot and return the UUIDs.
-    fn uuids(jobs: &SyncSender<Job>) -> Result<Vec<String>, Failure> {
-        let answer = ask(jobs, Question::Snapshot)?;
+    fn uuids(jobs: &SyncSender<DriverJob>) -> Result<Vec<String>, Failure> {
+        let answer = ask(jobs, OwnerQuestion::Snapshot)?;
         let snapshot: Snapshot = serde_json::from_value(answer).expect("a snapshot");
         snapshot.validate().expect("valid");
         Ok(snapshot.gpus.into_iter().map(|gpu| gpu.uuid).collect())
@@ -343,18 +347,18 @@ mod tests {
 
     #[test]
     fn a_failed_driver_is_reopened_only_after_a_pause() {
-        let pace = Pace {
+        let pace = ReopenPace {
             reopen: Duration::from_millis(200),
-            ..Pace::default()
+            ..ReopenPace::default()
         };
-        let failure = Failure::new(Code::DriverNotLoaded, "gone");
+        let failure = Failure::new(FailureCode::DriverNotLoaded, "gone");
         let seen = || Ok(of(Vendor::Nvidia, false));
         let script = Script::new(Vendor::Nvidia, vec![seen(), Err(failure.clone()), seen()]);
         let started = Instant::now();
         let jobs = owner(pace, &[&script]);
-        assert!(ask(&jobs, Question::Snapshot).is_ok());
-        assert_eq!(ask(&jobs, Question::Snapshot), Err(failure));
-        while ask(&jobs, Question::Snapshot).is_err() {
+        assert!(ask(&jobs, OwnerQuestion::Snapshot).is_ok());
+        assert_eq!(ask(&jobs, OwnerQuestion::Snapshot), Err(failure));
+        while ask(&jobs, OwnerQuestion::Snapshot).is_err() {
             assert!(started.elapsed() < Duration::from_secs(10));
             thread::sleep(Duration::from_millis(5));
         }
@@ -381,7 +385,7 @@ mod tests {
         nvidia.drivers.entry(Vendor::Nvidia).or_default().version = "550\u{1b}[2J".to_owned();
         let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, false))]);
         let jobs = owner(AT_ONCE, &[&Script::new(Vendor::Nvidia, vec![Ok(nvidia)]), &amd]);
-        let answer = ask(&jobs, Question::Snapshot).expect("a snapshot");
+        let answer = ask(&jobs, OwnerQuestion::Snapshot).expect("a snapshot");
         let snapshot: Snapshot = serde_json::from_value(answer).expect("a snapshot");
         assert_eq!(snapshot.validate().map_err(|error| error.to_string()), Ok(()));
         let models: Vec<&str> = snapshot.gpus.iter().map(|gpu| gpu.model.as_str()).collect();
@@ -399,14 +403,17 @@ mod tests {
             (Vendor::Nvidia, false, 0, 1),
             (Vendor::Amd, true, 0, 1),
         ] {
-            let pace = Pace {
+            let pace = ReopenPace {
                 reopen: Duration::ZERO,
                 reopen_for_lost: Duration::from_secs(wait),
             };
             let script = Script::new(vendor, vec![Ok(of(vendor, lost)); 3]);
             let jobs = owner(pace, &[&script]);
             for _ in 0..3 {
-                assert_eq!(ask(&jobs, Question::Snapshot).expect("snapshot")["gpus"][0]["lost"], lost);
+                assert_eq!(
+                    ask(&jobs, OwnerQuestion::Snapshot).expect("snapshot")["gpus"][0]["lost"],
+                    lost
+                );
             }
             assert_eq!(script.opened(), opens, "{vendor} lost: {lost}, wait: {wait}");
         }
@@ -421,7 +428,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(uuids(&jobs).expect("both"), ["nvidia-0", "amd-0"]);
         }
-        let processes = ask(&jobs, Question::Processes).expect("processes");
+        let processes = ask(&jobs, OwnerQuestion::Processes).expect("processes");
         let names = processes.as_array().expect("a list").iter().map(|gpu| gpu["uuid"].clone());
         assert_eq!(names.collect::<Vec<_>>(), ["nvidia-0", "amd-0"]);
         assert_eq!((nvidia.opened(), amd.opened()), (3, 1));
@@ -432,12 +439,12 @@ mod tests {
         let nvidia = Script::new(Vendor::Nvidia, vec![Ok(of(Vendor::Nvidia, false))]);
         let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, false))]);
         let jobs = owner(AT_ONCE, &[&nvidia, &amd]);
-        ask(&jobs, Question::Snapshot).expect("snapshot");
+        ask(&jobs, OwnerQuestion::Snapshot).expect("snapshot");
         let asked = ["amd-0", "nvidia-0"].map(|uuid| SamplesSince {
             uuid: uuid.to_owned(),
             since: 41,
         });
-        let answer = ask(&jobs, Question::Utilization(asked.into())).expect("samples");
+        let answer = ask(&jobs, OwnerQuestion::Utilization(asked.into())).expect("samples");
         let refused = serde_json::json!({"code": "not_supported", "text": "not of amd-0"});
         let sample = serde_json::json!({"pid": 7, "atUs": 42, "percent": 30});
         assert_eq!((&answer[0]["uuid"], &answer[0]["err"]), (&"amd-0".into(), &refused));
@@ -448,7 +455,7 @@ mod tests {
     fn all_vendors_measurements_are_one_answer_of_possible_values() {
         let nvidia = Script::new(Vendor::Nvidia, Vec::new());
         let jobs = owner(AT_ONCE, &[&nvidia, &Script::new(Vendor::Amd, Vec::new())]);
-        let answer = ask(&jobs, Question::Metrics).expect("measurements");
+        let answer = ask(&jobs, OwnerQuestion::Metrics).expect("measurements");
         let of = |uuid: &str| serde_json::json!({"uuid": uuid, "values": {"temperatureCelsius": 35}});
         assert_eq!(answer, serde_json::json!([of("nvidia-0"), of("amd-0")]));
     }
@@ -456,10 +463,10 @@ mod tests {
     #[test]
     fn faults_of_all_vendors_reach_the_clients() {
         let scripts = Vendor::ALL.map(|vendor| Script::new(vendor, vec![Ok(of(vendor, true))]));
-        let hub = Arc::new(Hub::new());
+        let hub = Arc::new(ProbeHub::new());
         let vendors = scripts.iter().map(Script::open).collect();
-        let jobs = start(hub.clone(), Pace::default(), "/".into(), vendors).expect("thread");
-        ask(&jobs, Question::Snapshot).expect("snapshot");
+        let jobs = start(hub.clone(), ReopenPace::default(), "/".into(), vendors).expect("thread");
+        ask(&jobs, OwnerQuestion::Snapshot).expect("snapshot");
         let started = Instant::now();
         while hub.hello().recent.len() < 2 {
             assert!(started.elapsed() < Duration::from_secs(10), "no fault arrives");
@@ -480,7 +487,7 @@ mod tests {
             scripts.sort_by_key(|script| script.vendor);
             let jobs = owner(AT_ONCE, &scripts);
             assert_eq!(uuids(&jobs).expect("the other vendor"), [uuid(there)]);
-            ask(&jobs, Question::Processes).expect("processes of the other vendor");
+            ask(&jobs, OwnerQuestion::Processes).expect("processes of the other vendor");
             late.then(Ok(of(away, false)));
             late.close(None);
             assert_eq!(uuids(&jobs).expect("both"), ["nvidia-0", "amd-0"]);
@@ -494,7 +501,7 @@ mod tests {
 
     #[test]
     fn a_vendor_that_is_there_but_cannot_be_used_is_not_ignored() {
-        let failure = Failure::new(Code::NoPermission, "not privileged");
+        let failure = Failure::new(FailureCode::NoPermission, "not privileged");
         let nvidia = Script::new(Vendor::Nvidia, Vec::new());
         nvidia.close(Some(failure.clone()));
         let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, false))]);
@@ -504,7 +511,7 @@ mod tests {
     #[test]
     fn a_machine_without_gpus_is_told_why_the_first_vendor_has_none() {
         let missing = |code| Failure::new(code, "x");
-        let with = |code: Option<Code>, amd: Script| {
+        let with = |code: Option<FailureCode>, amd: Script| {
             let nvidia = Script::new(Vendor::Nvidia, vec![Ok(without_gpus(Vendor::Nvidia))]);
             nvidia.close(code.map(missing));
             uuids(&owner(AT_ONCE, &[&nvidia, &amd])).map_err(|failure| failure.text)
@@ -512,14 +519,18 @@ mod tests {
         let absent = || Script::absent(Vendor::Amd);
         let empty = || Script::new(Vendor::Amd, vec![Ok(without_gpus(Vendor::Amd))]);
         for (code, amd, expected) in [
-            (Some(Code::LibraryNotFound), absent(), Err("x; for AMD GPUs: no amdgpu")),
             (
-                Some(Code::LibraryNotFound),
+                Some(FailureCode::LibraryNotFound),
+                absent(),
+                Err("x; for AMD GPUs: no amdgpu"),
+            ),
+            (
+                Some(FailureCode::LibraryNotFound),
                 empty(),
                 Err("x; for AMD GPUs: the driver is loaded but finds no GPU"),
             ),
-            (Some(Code::DriverNotLoaded), absent(), Err("x")),
-            (Some(Code::DriverNotLoaded), empty(), Err("x")),
+            (Some(FailureCode::DriverNotLoaded), absent(), Err("x")),
+            (Some(FailureCode::DriverNotLoaded), empty(), Err("x")),
             (None, absent(), Ok(Vec::new())),
             (None, empty(), Ok(Vec::new())),
         ] {

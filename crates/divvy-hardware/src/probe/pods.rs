@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use divvy_model::cgroup::{Owner, owner_of_process};
+use divvy_model::cgroup::{CgroupOwner, owner_of_process};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::facts::PROGRAM_BYTES;
 use crate::protocol::Kill;
-use crate::{Code, Failure, GpuProcesses, GpuSamples};
+use crate::{Failure, FailureCode, GpuProcesses, GpuSamples};
 
 /// A limit for what is read of a command line.
 const COMMAND_LINE_BYTES: u64 = 4096;
@@ -42,9 +42,14 @@ pub(super) fn name_sampled(proc_root: &Path, gpus: &mut [GpuSamples]) {
 /// The process belongs to another pod or to none, or the kernel refuses the signal.
 pub(super) fn kill(proc_root: &Path, wanted: &Kill) -> Result<(), Failure> {
     let Kill { pid, pod } = wanted;
-    let failed = |error: Errno| Failure::new(Code::Unknown, format!("process {pid} of pod {pod} cannot be ended: {error}"));
+    let failed = |error: Errno| {
+        Failure::new(
+            FailureCode::Unknown,
+            format!("process {pid} of pod {pod} cannot be ended: {error}"),
+        )
+    };
     let id = i32::try_from(*pid).ok().and_then(Pid::from_raw);
-    let id = id.ok_or_else(|| Failure::new(Code::Protocol, format!("{pid} is not a PID")))?;
+    let id = id.ok_or_else(|| Failure::new(FailureCode::Protocol, format!("{pid} is not a PID")))?;
     let process = match pidfd_open(id, PidfdFlags::empty()) {
         Ok(process) => process,
         // It has ended already.
@@ -53,7 +58,7 @@ pub(super) fn kill(proc_root: &Path, wanted: &Kill) -> Result<(), Failure> {
     };
     if owner(proc_root, *pid).is_none_or(|owner| owner.pod != *pod) {
         return Err(Failure::new(
-            Code::Protocol,
+            FailureCode::Protocol,
             format!("process {pid} is not ended, because it does not belong to pod {pod}"),
         ));
     }
@@ -81,7 +86,7 @@ fn program(proc_root: &Path, pid: u32) -> Option<String> {
     Some(text[from..].to_owned())
 }
 
-fn owner(proc_root: &Path, pid: u32) -> Option<Owner> {
+fn owner(proc_root: &Path, pid: u32) -> Option<CgroupOwner> {
     let text = std::fs::read_to_string(proc_root.join(pid.to_string()).join("cgroup")).ok()?;
     owner_of_process(&text)
 }

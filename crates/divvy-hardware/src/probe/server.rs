@@ -17,14 +17,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::low_level;
 
-use super::driver_files::Driver;
-use super::hub::Hub;
-use super::lines::Lines;
-use super::owner::{self, Job, Question};
+use super::driver_files::DriverLocation;
+use super::hub::ProbeHub;
+use super::lines::ClientLines;
+use super::owner::{self, DriverJob, OwnerQuestion};
 use super::share_files::ShareFiles;
 use super::{log, peer_uid, spawn};
-use crate::protocol::{LineBuffer, Op, Request, answer_line, parse_request};
-use crate::{Code, Error, Failure};
+use crate::protocol::{LineBuffer, ProbeOp, ProbeRequest, answer_line, parse_request};
+use crate::{Error, Failure, FailureCode};
 
 /// A client that reads nothing for this long is disconnected.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
@@ -90,10 +90,10 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
 
 /// Who answers requests.
 #[derive(Clone)]
-pub(super) struct Answers {
-    pub(super) hub: Arc<Hub>,
-    pub(super) jobs: SyncSender<Job>,
-    pub(super) driver: Arc<Driver>,
+pub(super) struct RequestAnswerer {
+    pub(super) hub: Arc<ProbeHub>,
+    pub(super) jobs: SyncSender<DriverJob>,
+    pub(super) driver: Arc<DriverLocation>,
     pub(super) shares: Arc<ShareFiles>,
 }
 
@@ -113,7 +113,7 @@ enum Unserved {
 }
 
 /// Accept clients indefinitely.
-pub(super) fn serve(listener: &UnixListener, answers: &Answers) -> Result<Infallible, Error> {
+pub(super) fn serve(listener: &UnixListener, answers: &RequestAnswerer) -> Result<Infallible, Error> {
     loop {
         let accepted = listener.accept().map_err(Unserved::Accept);
         if let Err(error) = accepted.and_then(|(stream, _)| welcome(stream, answers)) {
@@ -124,15 +124,15 @@ pub(super) fn serve(listener: &UnixListener, answers: &Answers) -> Result<Infall
     }
 }
 
-fn welcome(mut stream: UnixStream, answers: &Answers) -> Result<(), Unserved> {
+fn welcome(mut stream: UnixStream, answers: &RequestAnswerer) -> Result<(), Unserved> {
     let uid = peer_uid(&stream)?;
     if uid != 0 && uid != geteuid().as_raw() {
         return Err(Unserved::User(uid));
     }
     stream.set_write_timeout(Some(WRITE_LIMIT))?;
-    let lines = Arc::new(Lines::new(stream.try_clone()?));
+    let lines = Arc::new(ClientLines::new(stream.try_clone()?));
     let Some(client) = answers.hub.join(lines.clone()) else {
-        let busy = Failure::new(Code::Busy, "the probe has reached its maximum number of clients");
+        let busy = Failure::new(FailureCode::Busy, "the probe has reached its maximum number of clients");
         stream.write_all(answer_line(None, &Err(busy)).as_bytes())?;
         return Err(Unserved::TooMany);
     };
@@ -147,7 +147,7 @@ fn welcome(mut stream: UnixStream, answers: &Answers) -> Result<(), Unserved> {
 }
 
 /// Answer the client's requests one after the other.
-fn serve_client(mut stream: &UnixStream, answers: &Answers, lines: &Lines) {
+fn serve_client(mut stream: &UnixStream, answers: &RequestAnswerer, lines: &ClientLines) {
     let mut buffer = LineBuffer::default();
     let mut bytes = [0; 4096];
     loop {
@@ -163,7 +163,7 @@ fn serve_client(mut stream: &UnixStream, answers: &Answers, lines: &Lines) {
             }
             Err(error) => {
                 // Tell the client why, then disconnect: the start of the next line is unknown.
-                let failure = Failure::new(Code::Protocol, error.to_string());
+                let failure = Failure::new(FailureCode::Protocol, error.to_string());
                 let _ = lines.answer(&answer_line(None, &Err(failure)));
                 return;
             }
@@ -174,33 +174,33 @@ fn serve_client(mut stream: &UnixStream, answers: &Answers, lines: &Lines) {
     }
 }
 
-impl Answers {
+impl RequestAnswerer {
     fn answer(&self, line: &str) -> String {
         match parse_request(line) {
-            Ok(Request { id, op, .. }) => answer_line(Some(id), &self.perform(op)),
+            Ok(ProbeRequest { id, op, .. }) => answer_line(Some(id), &self.perform(op)),
             Err((id, failure)) => answer_line(id, &Err(failure)),
         }
     }
 
-    fn perform(&self, op: Op) -> Result<Value, Failure> {
+    fn perform(&self, op: ProbeOp) -> Result<Value, Failure> {
         let ask = |question| owner::ask(&self.jobs, question);
         match op {
-            Op::Ping => Ok(json!({})),
-            Op::Hello => value(self.hub.hello()),
-            Op::Driver(question) => value(self.driver.answer(&question)),
-            Op::DriverSpec { basis } => self.driver.spec(&basis).and_then(value),
-            Op::Snapshot => ask(Question::Snapshot),
-            Op::Processes => ask(Question::Processes),
-            Op::Utilization { gpus } => ask(Question::Utilization(gpus)),
-            Op::Metrics => ask(Question::Metrics),
-            Op::Limit(limit) => ask(Question::Limit(limit)),
-            Op::Kill(kill) => ask(Question::Kill(kill)),
-            Op::MountShare(share) => self.shares.mount(&share).map(|()| json!({})),
-            Op::UnmountShare(share) => self.shares.unmount(&share).map(|()| json!({})),
+            ProbeOp::Ping => Ok(json!({})),
+            ProbeOp::Hello => value(self.hub.hello()),
+            ProbeOp::Driver(question) => value(self.driver.answer(&question)),
+            ProbeOp::DriverSpec { basis } => self.driver.spec(&basis).and_then(value),
+            ProbeOp::Snapshot => ask(OwnerQuestion::Snapshot),
+            ProbeOp::Processes => ask(OwnerQuestion::Processes),
+            ProbeOp::Utilization { gpus } => ask(OwnerQuestion::Utilization(gpus)),
+            ProbeOp::Metrics => ask(OwnerQuestion::Metrics),
+            ProbeOp::Limit(limit) => ask(OwnerQuestion::Limit(limit)),
+            ProbeOp::Kill(kill) => ask(OwnerQuestion::Kill(kill)),
+            ProbeOp::MountShare(share) => self.shares.mount(&share).map(|()| json!({})),
+            ProbeOp::UnmountShare(share) => self.shares.unmount(&share).map(|()| json!({})),
         }
     }
 }
 
 fn value(answer: impl Serialize) -> Result<Value, Failure> {
-    serde_json::to_value(answer).map_err(|error| Failure::new(Code::Unknown, error.to_string()))
+    serde_json::to_value(answer).map_err(|error| Failure::new(FailureCode::Unknown, error.to_string()))
 }

@@ -21,7 +21,7 @@ use rustix::param::page_size;
 
 use crate::facts::is_uuid;
 use crate::protocol::ShareName;
-use crate::{Code, Failure};
+use crate::{Failure, FailureCode};
 
 /// The number of a tmpfs in statfs(2).
 const TMPFS: u64 = 0x0102_1994;
@@ -41,7 +41,7 @@ pub(super) struct ShareFiles {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum ShareFilesProblem {
     #[error("the probe runs without --share-files, so the files of shares lie on the node's disk")]
     Disabled,
     #[error("{0:?} is not the UID of a pod or the UUID of a GPU")]
@@ -63,33 +63,35 @@ enum Problem {
     },
 }
 
-impl From<Problem> for Failure {
-    fn from(problem: Problem) -> Failure {
+impl From<ShareFilesProblem> for Failure {
+    fn from(problem: ShareFilesProblem) -> Failure {
         let code = match &problem {
-            Problem::Disabled | Problem::HasFiles(_) | Problem::Hidden(_) => Code::NotSupported,
-            Problem::Name(_) => Code::Protocol,
-            Problem::Io { source, .. } => match *source {
-                Errno::PERM | Errno::ACCESS => Code::NoPermission,
+            ShareFilesProblem::Disabled | ShareFilesProblem::HasFiles(_) | ShareFilesProblem::Hidden(_) => {
+                FailureCode::NotSupported
+            }
+            ShareFilesProblem::Name(_) => FailureCode::Protocol,
+            ShareFilesProblem::Io { source, .. } => match *source {
+                Errno::PERM | Errno::ACCESS => FailureCode::NoPermission,
                 // The kernel is older than 5.2, or has no tmpfs.
-                Errno::NOSYS | Errno::NODEV => Code::NotSupported,
-                _ => Code::Unknown,
+                Errno::NOSYS | Errno::NODEV => FailureCode::NotSupported,
+                _ => FailureCode::Unknown,
             },
-            Problem::Foreign(_) => Code::Unknown,
+            ShareFilesProblem::Foreign(_) => FailureCode::Unknown,
         };
         Failure::new(code, problem.to_string())
     }
 }
 
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(Errno) -> Problem {
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(Errno) -> ShareFilesProblem {
     let path = path.to_owned();
-    move |source| Problem::Io { what, path, source }
+    move |source| ShareFilesProblem::Io { what, path, source }
 }
 
 impl ShareFiles {
     /// Mount a file system for a share, unless one is mounted already.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] says that the files of this share lie on the disk.
+    /// [`FailureCode::NotSupported`] says that the files of this share lie on the disk.
     pub(super) fn mount(&self, share: &ShareName) -> Result<(), Failure> {
         Ok(mount(self.directory_for(share)?, share, self.machine.as_deref())?)
     }
@@ -97,16 +99,16 @@ impl ShareFiles {
     /// Unmount the file system of a share, if there is one. It ends with the last container that has a file of it.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] says that the files of this share lie on the disk.
+    /// [`FailureCode::NotSupported`] says that the files of this share lie on the disk.
     pub(super) fn unmount(&self, share: &ShareName) -> Result<(), Failure> {
         Ok(unmount_all(self.directory_for(share)?, share)?)
     }
 
     /// Return the directory of all shares, if this can be the name of a share.
-    fn directory_for(&self, share: &ShareName) -> Result<&Path, Problem> {
-        let directory = self.directory.as_deref().ok_or(Problem::Disabled)?;
+    fn directory_for(&self, share: &ShareName) -> Result<&Path, ShareFilesProblem> {
+        let directory = self.directory.as_deref().ok_or(ShareFilesProblem::Disabled)?;
         match [&share.pod, &share.gpu].into_iter().find(|name| !is_uuid(name)) {
-            Some(name) => Err(Problem::Name(name.chars().take(128).collect())),
+            Some(name) => Err(ShareFilesProblem::Name(name.chars().take(128).collect())),
             None => Ok(directory),
         }
     }
@@ -121,7 +123,7 @@ fn size() -> usize {
         .sum()
 }
 
-fn mount(base: &Path, share: &ShareName, machine: Option<&Path>) -> Result<(), Problem> {
+fn mount(base: &Path, share: &ShareName, machine: Option<&Path>) -> Result<(), ShareFilesProblem> {
     make(base.parent().unwrap_or(base), 0o700)?;
     make(base, 0o755)?;
     let base_file = open_locked(base)?;
@@ -132,7 +134,7 @@ fn mount(base: &Path, share: &ShareName, machine: Option<&Path>) -> Result<(), P
         return Ok(());
     }
     if !is_empty(&gpu).map_err(failed("list", &gpu_path))? {
-        return Err(Problem::HasFiles(gpu_path));
+        return Err(ShareFilesProblem::HasFiles(gpu_path));
     }
     let mounted = || {
         let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -154,7 +156,7 @@ fn mount(base: &Path, share: &ShareName, machine: Option<&Path>) -> Result<(), P
         let own = fstat(open(&pod, &share.gpu, &gpu_path)?).map_err(failed("look at", &gpu_path))?;
         match device(machine, &gpu_path) {
             Ok(device) if device == own.st_dev => Ok(()),
-            Ok(_) | Err(Errno::NOENT) => Err(Problem::Hidden(gpu_path.clone())),
+            Ok(_) | Err(Errno::NOENT) => Err(ShareFilesProblem::Hidden(gpu_path.clone())),
             Err(source) => Err(failed("look at", &machine.join(below(&gpu_path)))(source)),
         }
     };
@@ -187,17 +189,17 @@ fn detach(pod: &OwnedFd, share: &ShareName) -> Result<(), Errno> {
     unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
 }
 
-fn unmount_all(base: &Path, share: &ShareName) -> Result<(), Problem> {
+fn unmount_all(base: &Path, share: &ShareName) -> Result<(), ShareFilesProblem> {
     match unmount_each(base, share) {
         // A directory is missing, and so is what could be mounted there.
-        Err(Problem::Io {
+        Err(ShareFilesProblem::Io {
             source: Errno::NOENT, ..
         }) => Ok(()),
         other => other,
     }
 }
 
-fn unmount_each(base: &Path, share: &ShareName) -> Result<(), Problem> {
+fn unmount_each(base: &Path, share: &ShareName) -> Result<(), ShareFilesProblem> {
     let base_file = open_locked(base)?;
     let (pod_path, gpu_path) = paths(base, share);
     let pod = open(&base_file, &share.pod, &pod_path)?;
@@ -208,7 +210,7 @@ fn unmount_each(base: &Path, share: &ShareName) -> Result<(), Problem> {
         }
         detach(&pod, share).map_err(failed("unmount", &gpu_path))?;
     }
-    Err(Problem::Foreign(gpu_path))
+    Err(ShareFilesProblem::Foreign(gpu_path))
 }
 
 fn paths(base: &Path, share: &ShareName) -> (PathBuf, PathBuf) {
@@ -217,7 +219,7 @@ fn paths(base: &Path, share: &ShareName) -> (PathBuf, PathBuf) {
     (pod, gpu)
 }
 
-fn make(directory: &Path, mode: u32) -> Result<(), Problem> {
+fn make(directory: &Path, mode: u32) -> Result<(), ShareFilesProblem> {
     match DirBuilder::new().mode(mode).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             let source = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -228,7 +230,7 @@ fn make(directory: &Path, mode: u32) -> Result<(), Problem> {
 }
 
 /// Open the directory of all shares, to which the operator's own links may lead, once no other request of any probe works there.
-fn open_locked(base: &Path) -> Result<File, Problem> {
+fn open_locked(base: &Path) -> Result<File, ShareFilesProblem> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = openat(CWD, base, flags, Mode::empty()).map_err(failed("open", base))?;
     flock(&opened, FlockOperation::LockExclusive).map_err(failed("lock", base))?;
@@ -236,7 +238,7 @@ fn open_locked(base: &Path) -> Result<File, Problem> {
 }
 
 /// Open a directory, and make it if it is missing.
-fn enter(parent: impl AsFd, name: &str, path: &Path) -> Result<OwnedFd, Problem> {
+fn enter(parent: impl AsFd, name: &str, path: &Path) -> Result<OwnedFd, ShareFilesProblem> {
     match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => open(parent, name, path),
         Err(source) => Err(failed("make", path)(source)),
@@ -244,13 +246,13 @@ fn enter(parent: impl AsFd, name: &str, path: &Path) -> Result<OwnedFd, Problem>
 }
 
 /// Open a directory, and no link to one.
-fn open(parent: impl AsFd, name: &str, path: &Path) -> Result<OwnedFd, Problem> {
+fn open(parent: impl AsFd, name: &str, path: &Path) -> Result<OwnedFd, ShareFilesProblem> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(parent, name, flags, Mode::empty()).map_err(failed("open", path))
 }
 
 /// Report whether a share's file system is mounted at its directory.
-fn is_mounted(pod: impl AsFd, gpu: impl AsFd, path: &Path) -> Result<bool, Problem> {
+fn is_mounted(pod: impl AsFd, gpu: impl AsFd, path: &Path) -> Result<bool, ShareFilesProblem> {
     let look = failed("look at", path);
     let found = || {
         let (above, here) = (fstat(pod)?, fstat(&gpu)?);
@@ -259,7 +261,7 @@ fn is_mounted(pod: impl AsFd, gpu: impl AsFd, path: &Path) -> Result<bool, Probl
     match found().map_err(look)? {
         (false, _) => Ok(false),
         (true, kind) if u64::try_from(kind) == Ok(TMPFS) => Ok(true),
-        (true, _) => Err(Problem::Foreign(path.to_owned())),
+        (true, _) => Err(ShareFilesProblem::Foreign(path.to_owned())),
     }
 }
 

@@ -4,11 +4,11 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use divvy_cdi::Format;
-use divvy_cdi::driver_spec::{Basis, Place};
-use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
+use divvy_cdi::SpecFormat;
+use divvy_cdi::driver_spec::{Basis, NvmlGpu};
+use divvy_hardware::client::{ProbeClient, ProbeSource, ProbeTiming, Update};
 use divvy_hardware::protocol::{DriverQuestion, Kill};
-use divvy_hardware::{Code, Fault, GpuFacts, SamplesSince, Snapshot};
+use divvy_hardware::{FailureCode, Fault, GpuFacts, SamplesSince, Snapshot};
 use divvy_model::{MiB, Vendor};
 use rustix::process::Signal;
 use serde_json::json;
@@ -81,9 +81,9 @@ async fn the_probe_finds_and_describes_the_driver_below_the_root() {
         }
         let mut spawn = machine.spawn(Duration::from_secs(5));
         spawn.driver_root = Some(machine.path("root"));
-        let mut client = ProbeClient::start(Probe::Spawn(spawn), fast());
+        let mut client = ProbeClient::start(ProbeSource::Spawn(spawn), fast());
         let snapshot = snapshot(&mut client, "snapshot", any).await;
-        let place = |gpu: &GpuFacts| Place {
+        let place = |gpu: &GpuFacts| NvmlGpu {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             minor: gpu.minor.expect("a minor number"),
@@ -102,7 +102,7 @@ async fn the_probe_finds_and_describes_the_driver_below_the_root() {
         assert_eq!((basis.driver.as_str(), basis.driver_root.as_str()), ("550.54.15", named));
         assert!(basis.root.is_some());
         let made = client.handle().driver_spec(basis.clone()).await.expect("a spec");
-        let text = made.spec.print(Format::Json);
+        let text = made.spec.print(SpecFormat::Json);
         let library = format!(
             "{}/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15",
             named.trim_end_matches('/')
@@ -117,7 +117,7 @@ async fn the_probe_finds_and_describes_the_driver_below_the_root() {
             ..basis
         };
         let failure = client.handle().driver_spec(newer).await.expect_err("no such libraries");
-        assert_eq!(failure.code, Code::DriverFiles, "{failure}");
+        assert_eq!(failure.code, FailureCode::DriverFiles, "{failure}");
         assert!(failure.text.contains("reboot"), "{failure}");
         // The next time, the libraries are those of the driver container.
         let _ = std::fs::remove_dir_all(machine.path("root/usr"));
@@ -213,7 +213,7 @@ async fn a_sample_belongs_to_the_container_of_its_process() {
 #[tokio::test]
 async fn a_snapshot_follows_an_xid_at_once() {
     let machine = Machine::new(TWO);
-    let timing = Timing {
+    let timing = ProbeTiming {
         poll: Duration::from_secs(3600),
         ..fast()
     };
@@ -259,10 +259,10 @@ async fn an_uninitialized_driver_is_reported_and_found_later() {
     let machine = Machine::new(TWO);
     std::fs::write(machine.path("control.state"), "{\"initError\":9}").expect("state");
     let mut client = machine.client(fast());
-    assert_eq!(unavailable(&mut client).await.code, Code::DriverNotLoaded);
+    assert_eq!(unavailable(&mut client).await.code, FailureCode::DriverNotLoaded);
     assert_eq!(
         client.handle().processes().await.expect_err("no driver").code,
-        Code::DriverNotLoaded
+        FailureCode::DriverNotLoaded
     );
     machine.change(json!({"op": "init", "error": 0})).await;
     snapshot(&mut client, "snapshot", any).await;
@@ -272,12 +272,12 @@ async fn an_uninitialized_driver_is_reported_and_found_later() {
 #[tokio::test]
 async fn a_probe_that_ended_itself_is_restarted() {
     let machine = Machine::new(TWO);
-    let mut client = ProbeClient::start(Probe::Spawn(machine.spawn(Duration::from_millis(300))), fast());
+    let mut client = ProbeClient::start(ProbeSource::Spawn(machine.spawn(Duration::from_millis(300))), fast());
     snapshot(&mut client, "snapshot", any).await;
     let first = child(&machine);
     machine.change(json!({"op": "hang", "seconds": 60})).await;
     let failure = unavailable(&mut client).await;
-    assert_eq!(failure.code, Code::Timeout, "{failure}");
+    assert_eq!(failure.code, FailureCode::Timeout, "{failure}");
     assert!(failure.text.contains("ended itself"), "{failure}");
     machine.change(json!({"op": "hang", "seconds": 0})).await;
     snapshot(&mut client, "snapshot", any).await;
@@ -287,18 +287,18 @@ async fn a_probe_that_ended_itself_is_restarted() {
 #[tokio::test]
 async fn a_probe_that_hangs_is_killed_and_started_again() {
     let machine = Machine::new(TWO);
-    let timing = Timing {
+    let timing = ProbeTiming {
         answer: Duration::from_millis(300),
         first_answer: Duration::from_secs(2),
         ..fast()
     };
-    let mut client = ProbeClient::start(Probe::Spawn(machine.spawn(Duration::from_secs(600))), timing);
+    let mut client = ProbeClient::start(ProbeSource::Spawn(machine.spawn(Duration::from_secs(600))), timing);
     snapshot(&mut client, "snapshot", any).await;
     let first = child(&machine);
     // A stopped probe neither answers nor notices anything, and its watchdog is stopped as well.
     kill(first, Signal::STOP);
     let failure = unavailable(&mut client).await;
-    assert_eq!(failure.code, Code::Timeout, "{failure}");
+    assert_eq!(failure.code, FailureCode::Timeout, "{failure}");
     snapshot(&mut client, "snapshot", any).await;
     assert_ne!(child(&machine), first);
 }
@@ -308,13 +308,13 @@ async fn a_probe_that_hangs_is_killed_and_started_again() {
 async fn a_driver_slow_to_start_is_waited_for() {
     let mut machine = Machine::new(TWO);
     machine.extra.push(("DIVVY_NVML_SIM_HANG".to_owned(), "1".into()));
-    let timing = Timing {
+    let timing = ProbeTiming {
         answer: Duration::from_millis(100),
         ..fast()
     };
     let mut client = machine.client(timing);
     let failure = unavailable(&mut client).await;
-    assert_eq!(failure.code, Code::Timeout);
+    assert_eq!(failure.code, FailureCode::Timeout);
     assert!(failure.text.contains("not answered yet"), "{failure}");
     let first = child(&machine);
     snapshot(&mut client, "snapshot", any).await;
@@ -330,7 +330,7 @@ async fn a_lost_gpu_stays_lost_when_the_probe_is_restarted() {
     snapshot(&mut client, "loss", |seen| seen.gpus.iter().any(|gpu| gpu.lost)).await;
     kill(child(&machine), Signal::KILL);
     let failure = unavailable(&mut client).await;
-    assert_eq!(failure.code, Code::ProbeUnreachable, "{failure}");
+    assert_eq!(failure.code, FailureCode::ProbeUnreachable, "{failure}");
     assert!(failure.text.contains("signal: 9"), "{failure}");
     // This probe never saw the GPU, so it knows that there is one but not which.
     let seen = snapshot(&mut client, "snapshot", any).await;
@@ -343,7 +343,7 @@ async fn a_lost_gpu_stays_lost_when_the_probe_is_restarted() {
 async fn an_xid_is_told_when_the_agent_is_back() {
     let machine = Machine::new(TWO);
     let _probe = machine.listening("s", &[]);
-    let probe = Probe::Socket(machine.path("s"));
+    let probe = ProbeSource::Socket(machine.path("s"));
     let mut client = ProbeClient::start(probe.clone(), fast());
     snapshot(&mut client, "snapshot", any).await;
     drop(client);
@@ -371,16 +371,16 @@ async fn a_probe_that_cannot_be_started_or_reached_is_tried_for_ever() {
     let machine = Machine::new(TWO);
     let mut spawn = machine.spawn(Duration::from_secs(5));
     spawn.program = machine.path("no-such-program");
-    let mut client = ProbeClient::start(Probe::Spawn(spawn), fast());
+    let mut client = ProbeClient::start(ProbeSource::Spawn(spawn), fast());
     let is_emulated = divvy_skip::emulated("under the emulator, a program that does not exist starts and ends with status 127");
     for _ in 0..3 {
         let failure = unavailable(&mut client).await;
-        assert_eq!(failure.code, Code::ProbeUnreachable);
+        assert_eq!(failure.code, FailureCode::ProbeUnreachable);
         assert!(is_emulated || failure.text.contains("cannot start"), "{failure}");
     }
-    let mut client = ProbeClient::start(Probe::Socket(machine.path("s")), fast());
+    let mut client = ProbeClient::start(ProbeSource::Socket(machine.path("s")), fast());
     for _ in 0..3 {
-        assert_eq!(unavailable(&mut client).await.code, Code::ProbeUnreachable);
+        assert_eq!(unavailable(&mut client).await.code, FailureCode::ProbeUnreachable);
     }
     let _probe = machine.listening("s", &[]);
     snapshot(&mut client, "snapshot", any).await;

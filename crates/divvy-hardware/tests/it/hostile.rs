@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-use divvy_hardware::Code;
-use divvy_hardware::client::{Probe, ProbeClient, Timing};
+use divvy_hardware::FailureCode;
+use divvy_hardware::client::{ProbeClient, ProbeSource, ProbeTiming};
 use serde_json::{Value, json};
 
 use crate::support::{Lines, Machine, TWO, connect, eventually, fast, snapshot, unavailable};
@@ -40,41 +40,45 @@ fn good(id: u64, op: &str) -> Option<Vec<u8>> {
 #[tokio::test]
 async fn a_hostile_probe_is_left_for_an_honest_one() {
     type Answer = fn(u64, &str) -> Option<Vec<u8>>;
-    let cases: [(&str, Answer, Code); 15] = [
-        ("garbage", |_, _| Some(b"\0\x01 not json {{{\n".to_vec()), Code::Protocol),
-        ("not UTF-8", |_, _| Some(b"\xff\xfe\n".to_vec()), Code::Protocol),
-        ("a line of 2 MiB", |_, _| Some(vec![b'x'; 2 << 20]), Code::Protocol),
+    let cases: [(&str, Answer, FailureCode); 15] = [
+        (
+            "garbage",
+            |_, _| Some(b"\0\x01 not json {{{\n".to_vec()),
+            FailureCode::Protocol,
+        ),
+        ("not UTF-8", |_, _| Some(b"\xff\xfe\n".to_vec()), FailureCode::Protocol),
+        ("a line of 2 MiB", |_, _| Some(vec![b'x'; 2 << 20]), FailureCode::Protocol),
         (
             "an end in the middle of a line",
             |id, _| (id == 1).then(|| b"{\"id\":1,".to_vec()),
-            Code::ProbeUnreachable,
+            FailureCode::ProbeUnreachable,
         ),
-        ("an immediate end", |_, _| None, Code::ProbeUnreachable),
+        ("an immediate end", |_, _| None, FailureCode::ProbeUnreachable),
         (
             "answers to other questions",
             |id, _| Some(format!("{{\"id\":{},\"ok\":{{}}}}\n", id + 77).into_bytes()),
-            Code::Timeout,
+            FailureCode::Timeout,
         ),
-        ("silence", |_, _| Some(Vec::new()), Code::Timeout),
+        ("silence", |_, _| Some(Vec::new()), FailureCode::Timeout),
         (
             "only unknown events",
             |_, _| Some(b"{\"event\":\"new\"}\n".repeat(1000)),
-            Code::Timeout,
+            FailureCode::Timeout,
         ),
         (
             "both answers",
             |id, _| Some(format!("{{\"id\":{id},\"ok\":1,\"err\":{{\"code\":\"x\",\"text\":\"\"}}}}\n").into_bytes()),
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
         (
             "a deep value",
             |id, _| Some(format!("{{\"id\":{id},\"ok\":{}\n", "[".repeat(100_000)).into_bytes()),
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
         (
             "the wrong kind of answer",
             |id, _| Some(format!("{{\"id\":{id},\"ok\":[1,2]}}\n").into_bytes()),
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
         (
             "a GPU that is a path",
@@ -86,7 +90,7 @@ async fn a_hostile_probe_is_left_for_an_honest_one() {
                 }
                 _ => good(id, op),
             },
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
         (
             "a snapshot of an older format",
@@ -97,7 +101,7 @@ async fn a_hostile_probe_is_left_for_an_honest_one() {
                 }
                 _ => good(id, op),
             },
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
         (
             "a past fault without a name",
@@ -109,7 +113,7 @@ async fn a_hostile_probe_is_left_for_an_honest_one() {
                 }
                 _ => good(id, op),
             },
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
         (
             "a number that does not fit",
@@ -119,7 +123,7 @@ async fn a_hostile_probe_is_left_for_an_honest_one() {
                 _ => good(id, op),
             }
             },
-            Code::Protocol,
+            FailureCode::Protocol,
         ),
     ];
     for (name, hostile, code) in cases {
@@ -135,12 +139,12 @@ async fn a_hostile_probe_is_left_for_an_honest_one() {
                 }
             }
         });
-        let timing = Timing {
+        let timing = ProbeTiming {
             answer: Duration::from_millis(200),
             first_answer: Duration::from_millis(200),
             ..fast()
         };
-        let mut client = ProbeClient::start(Probe::Socket(path), timing);
+        let mut client = ProbeClient::start(ProbeSource::Socket(path), timing);
         let failure = unavailable(&mut client).await;
         assert_eq!(failure.code, code, "{name}: {failure}");
         snapshot(&mut client, name, |seen| seen.gpus.is_empty()).await;
@@ -160,7 +164,7 @@ async fn measurements_that_no_driver_takes_are_refused() {
             _ => good(id, op),
         });
     });
-    let mut client = ProbeClient::start(Probe::Socket(path), fast());
+    let mut client = ProbeClient::start(ProbeSource::Socket(path), fast());
     snapshot(&mut client, "snapshot", |_| true).await;
     let gpu = |values: Value| json!([{"uuid": "GPU-a", "values": values}]);
     for (answer, is_valid) in [
@@ -186,7 +190,7 @@ async fn measurements_that_no_driver_takes_are_refused() {
         let found = client.handle().metrics().await;
         match (found, is_valid) {
             (Ok(_), true) => {}
-            (Err(failure), false) => assert_eq!(failure.code, Code::Protocol, "{answer}"),
+            (Err(failure), false) => assert_eq!(failure.code, FailureCode::Protocol, "{answer}"),
             (found, _) => panic!("{answer}: {found:?}"),
         }
     }

@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, sym
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use divvy_hardware::Code;
-use divvy_hardware::client::{Probe, ProbeClient};
+use divvy_hardware::FailureCode;
+use divvy_hardware::client::{ProbeClient, ProbeSource};
 use divvy_hardware::protocol::ShareName;
 use rustix::fs::{FlockOperation, XattrFlags, flock, fsetxattr};
 use rustix::io::Errno;
@@ -467,12 +467,12 @@ async fn a_client_hears_that_the_files_lie_on_the_disk() {
         client.handle().unmount_share(share()).await,
     ] {
         let failure = result.expect_err("no option");
-        assert_eq!(failure.code, Code::NotSupported);
+        assert_eq!(failure.code, FailureCode::NotSupported);
         assert!(failure.text.contains("--share-files"), "{failure}");
     }
 
     let Some(host) = Host::start() else { return };
-    let client = ProbeClient::start(Probe::Socket(host.machine.path("s")), fast());
+    let client = ProbeClient::start(ProbeSource::Socket(host.machine.path("s")), fast());
     client.handle().mount_share(share()).await.expect("mounted");
     assert_eq!(host.is_mounted(GPU0), 1);
     client.handle().unmount_share(share()).await.expect("unmounted");

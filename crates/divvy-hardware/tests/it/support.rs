@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
+use divvy_hardware::client::{ProbeClient, ProbeSource, ProbeTiming, Spawn, Update};
 use divvy_hardware::{Failure, Snapshot};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -97,8 +97,8 @@ impl Machine {
         }
     }
 
-    pub(crate) fn client(&self, timing: Timing) -> ProbeClient {
-        ProbeClient::start(Probe::Spawn(self.spawn(Duration::from_secs(5))), timing)
+    pub(crate) fn client(&self, timing: ProbeTiming) -> ProbeClient {
+        ProbeClient::start(ProbeSource::Spawn(self.spawn(Duration::from_secs(5))), timing)
     }
 
     /// A probe that the test starts, not a client.
@@ -264,8 +264,8 @@ impl Lines {
 }
 
 /// A timing with a short poll interval and short waits.
-pub(crate) fn fast() -> Timing {
-    Timing {
+pub(crate) fn fast() -> ProbeTiming {
+    ProbeTiming {
         poll: Duration::from_millis(50),
         answer: Duration::from_secs(5),
         first_answer: Duration::from_secs(10),

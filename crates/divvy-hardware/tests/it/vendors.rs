@@ -3,11 +3,11 @@
 use std::process::Stdio;
 
 use divvy_hardware::client::Update;
-use divvy_hardware::protocol::Limit;
+use divvy_hardware::protocol::LimitRequest;
 use divvy_hardware::{Fault, Snapshot};
 use divvy_model::machine::MachineIntel;
 use divvy_model::{MiB, Vendor};
-use divvy_testkit::amd::{self, Machine as Recorded};
+use divvy_testkit::amd::{self, RecordedMachine as Recorded};
 use serde_json::json;
 
 use crate::support::{GPU0, GPU1, Machine, TWO, fast, snapshot, wait_for};
@@ -133,7 +133,7 @@ async fn one_socket_serves_three_vendors_pods_and_limits() {
         })
         .collect();
     assert_eq!(found, [(AMD1, MiB(300), Some("aaaa-1")), (INTEL, MiB(5), Some("bbbb-2"))]);
-    let limit = Limit {
+    let limit = LimitRequest {
         uuid: INTEL.to_owned(),
         cgroup: cgroup.to_owned(),
         hard: MiB(1024),

@@ -14,7 +14,7 @@ fn without_openat2_no_link_is_followed() {
     std::fs::write(at.join("etc/x/file"), "inside").expect("written");
     symlink("x", at.join("etc/link")).expect("linked");
     symlink("/etc/hostname", at.join("etc/name")).expect("linked");
-    let root = Root::open(&at).expect("opened");
+    let root = ImageRoot::open(&at).expect("opened");
     let walk = |path: &str| root.walk(path, OFlags::RDONLY, Mounts::Crossed).map(drop);
     assert_eq!(walk("/etc/x/file"), Ok(()));
     assert_eq!(walk("/"), Ok(()));
@@ -34,7 +34,7 @@ fn without_openat2_no_link_is_followed() {
 fn without_openat2_the_same_mounts_are_refused() {
     const ROOT: &str = "DIVVY_HOOK_TEST_ROOT";
     if let Some(at) = std::env::var_os(ROOT) {
-        return the_same_mounts_are_refused(&Root::open(Path::new(&at)).expect("opened"));
+        return the_same_mounts_are_refused(&ImageRoot::open(Path::new(&at)).expect("opened"));
     }
     let directory = tempfile::tempdir().expect("a directory");
     for path in ["root/etc/ld.so.conf.d", "root/volume", "root/same", "outside/below"] {
@@ -58,7 +58,7 @@ fn without_openat2_the_same_mounts_are_refused() {
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }
 
-fn the_same_mounts_are_refused(root: &Root) {
+fn the_same_mounts_are_refused(root: &ImageRoot) {
     for (path, refused) in [
         ("/", false),
         ("/etc", false),
@@ -116,8 +116,8 @@ impl Trap {
 
     /// Call `work` repeatedly while another thread exchanges two entries of the root. Return how often `work` succeeded, and how
     /// often it failed.
-    fn race(&self, [a, b]: [&str; 2], work: impl Fn(&Root) -> bool) -> (usize, usize) {
-        let root = Root::open(&self.at("root")).expect("opened");
+    fn race(&self, [a, b]: [&str; 2], work: impl Fn(&ImageRoot) -> bool) -> (usize, usize) {
+        let root = ImageRoot::open(&self.at("root")).expect("opened");
         let (a, b) = (self.at(a), self.at(b));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -220,7 +220,7 @@ fn case_37_c_rule_3_without_openat2_neither_is_followed() {
 #[test]
 fn case_37_d_rule_3_image_links_are_followed_within_it() {
     let trap = Trap::new();
-    let root = Root::open(&trap.at("root")).expect("opened");
+    let root = ImageRoot::open(&trap.at("root")).expect("opened");
     symlink("/", trap.at("root/top")).expect("linked");
     symlink("../../../../..", trap.at("root/up")).expect("linked");
     symlink("/nowhere", trap.at("root/dangling")).expect("linked");
@@ -237,7 +237,7 @@ fn case_37_d_rule_3_image_links_are_followed_within_it() {
         "the link's target cannot be created"
     );
     // A real /proc, as in a container when the hook runs.
-    let host = Root::open(Path::new("/")).expect("opened");
+    let host = ImageRoot::open(Path::new("/")).expect("opened");
     assert!(host.read("/proc/self/exe", 4).is_err(), "a magic link");
     assert!(host.write("/proc/self/root/tmp/divvy-x", b"x").is_err());
     assert!(host.write("/proc/divvy-x", b"x").is_err(), "another file system");

@@ -42,23 +42,23 @@ pub(crate) enum Wrong {
 
 /// An item that is JSON but cannot be parsed into the expected type.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unreadable {
+pub(crate) struct UnreadableItem {
     /// `namespace/name` or `name`; `item 17` if the object has no name.
     pub(crate) name: String,
     /// Why the item cannot be parsed.
     pub(crate) why: String,
 }
 
-impl Unreadable {
-    pub(crate) fn new(name: String, error: &divvy_model::Error) -> Unreadable {
+impl UnreadableItem {
+    pub(crate) fn new(name: String, error: &divvy_model::Error) -> UnreadableItem {
         let why = error.to_string();
-        Unreadable { name, why }
+        UnreadableItem { name, why }
     }
 }
 
 /// A part of a list's text.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Part<'a> {
+pub(crate) enum ListPart<'a> {
     Next(&'a [u8]),
     End,
 }
@@ -66,27 +66,27 @@ pub(crate) enum Part<'a> {
 /// The receiver of a list's items, in their order.
 pub(crate) trait Sink {
     /// Parse the item at the beginning of a text, and return its length. `last` means that no more text will arrive.
-    fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()>;
+    fn item(&mut self, text: &[u8], last: bool, number: u64) -> ParsedValue<()>;
 }
 
 /// A sink that parses each item as soon as it is complete.
-pub(crate) struct Read<'a, T>(pub(crate) &'a mut (dyn FnMut(Result<T, Unreadable>) + Send));
+pub(crate) struct ParsingSink<'a, T>(pub(crate) &'a mut (dyn FnMut(Result<T, UnreadableItem>) + Send));
 
-impl<T: DeserializeOwned> Sink for Read<'_, T> {
-    fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()> {
+impl<T: DeserializeOwned> Sink for ParsingSink<'_, T> {
+    fn item(&mut self, text: &[u8], last: bool, number: u64) -> ParsedValue<()> {
         match object(text, last, number) {
-            Found::Value(item, length) => {
+            ParsedValue::Value(item, length) => {
                 (self.0)(item);
-                Found::Value((), length)
+                ParsedValue::Value((), length)
             }
-            Found::Incomplete => Found::Incomplete,
-            Found::Wrong(error) => Found::Wrong(error),
+            ParsedValue::Incomplete => ParsedValue::Incomplete,
+            ParsedValue::Wrong(error) => ParsedValue::Wrong(error),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Member {
+enum ListMember {
     Metadata,
     Items,
     Kind,
@@ -94,15 +94,15 @@ enum Member {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ListParserState {
     /// Before the list's `{`.
     Start,
     /// Before a member's name or, if `first`, the end of the object.
     Name { first: bool },
     /// Before the colon.
-    Colon(Member),
+    Colon(ListMember),
     /// Before a member's value.
-    Value(Member),
+    Value(ListMember),
     /// After a member's value.
     AfterValue,
     /// Before an item or, if `first`, the end of the items.
@@ -115,7 +115,7 @@ enum State {
 
 /// The parser of one list.
 #[derive(Debug)]
-pub(crate) struct Items {
+pub(crate) struct ListParser {
     buffer: Vec<u8>,
     /// The number of bytes at the start of the buffer that have been parsed.
     at: usize,
@@ -123,7 +123,7 @@ pub(crate) struct Items {
     before: u64,
     /// Do not parse again before the buffer has this length.
     wait_for: usize,
-    state: State,
+    state: ListParserState,
     number: u64,
     metadata: Option<ListMeta>,
     kind: Option<Option<String>>,
@@ -131,28 +131,28 @@ pub(crate) struct Items {
 }
 
 /// The result of a step of the parser.
-enum Step {
+enum ParserStep {
     Done,
     /// The next value has not arrived completely.
     Incomplete,
 }
 
 /// A value at the beginning of a text.
-pub(crate) enum Found<T> {
+pub(crate) enum ParsedValue<T> {
     Value(T, usize),
     /// More text is needed.
     Incomplete,
     Wrong(serde_json::Error),
 }
 
-impl Items {
-    pub(crate) fn new() -> Items {
-        Items {
+impl ListParser {
+    pub(crate) fn new() -> ListParser {
+        ListParser {
             buffer: Vec::new(),
             at: 0,
             before: 0,
             wait_for: 0,
-            state: State::Start,
+            state: ListParserState::Start,
             number: 0,
             metadata: None,
             kind: None,
@@ -180,20 +180,20 @@ impl Items {
     }
 
     /// Process a part of the text, or its end. The returned metadata is only filled in at the end.
-    pub(crate) fn take_in(&mut self, part: Part<'_>, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
+    pub(crate) fn take_in(&mut self, part: ListPart<'_>, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         match part {
-            Part::Next(chunk) => self.read(chunk, take).map(|()| ListMeta::default()),
-            Part::End => std::mem::replace(self, Items::new()).end(take),
+            ListPart::Next(chunk) => self.read(chunk, take).map(|()| ListMeta::default()),
+            ListPart::End => std::mem::replace(self, ListParser::new()).end(take),
         }
     }
 
     /// Process the end of the text. Return the list's metadata, or an error if the list is incomplete.
     pub(crate) fn end(mut self, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         self.advance(take, true)?;
-        if self.state != State::End {
+        if self.state != ListParserState::End {
             let at = self.before + self.buffer.len() as u64;
             return Err(match self.state {
-                State::Start if at == self.before + self.at as u64 => Wrong::NoList("it is empty".to_owned()),
+                ListParserState::Start if at == self.before + self.at as u64 => Wrong::NoList("it is empty".to_owned()),
                 _ => Wrong::Cut { at },
             });
         }
@@ -218,116 +218,116 @@ impl Items {
             };
             self.at += blank;
             match self.step(take, last)? {
-                Step::Done => {}
-                Step::Incomplete => return Ok(()),
+                ParserStep::Done => {}
+                ParserStep::Incomplete => return Ok(()),
             }
         }
     }
 
     /// Make one step. The buffer must have a next byte that is not white space.
-    fn step(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
+    fn step(&mut self, take: &mut dyn Sink, last: bool) -> Result<ParserStep, Wrong> {
         let byte = self.buffer[self.at];
         self.state = match (self.state, byte) {
-            (State::Start, b'{') => self.skip(State::Name { first: true }),
-            (State::Start, _) => return self.not_a_list(last),
-            (State::Name { first: true }, b'}') => self.skip(State::End),
-            (State::Name { .. }, b'"') => match self.value::<String>(last)? {
-                None => return Ok(Step::Incomplete),
-                Some(name) => State::Colon(match name.as_str() {
-                    "metadata" => Member::Metadata,
-                    "items" => Member::Items,
-                    "kind" => Member::Kind,
-                    _ => Member::Other,
+            (ListParserState::Start, b'{') => self.skip(ListParserState::Name { first: true }),
+            (ListParserState::Start, _) => return self.not_a_list(last),
+            (ListParserState::Name { first: true }, b'}') => self.skip(ListParserState::End),
+            (ListParserState::Name { .. }, b'"') => match self.value::<String>(last)? {
+                None => return Ok(ParserStep::Incomplete),
+                Some(name) => ListParserState::Colon(match name.as_str() {
+                    "metadata" => ListMember::Metadata,
+                    "items" => ListMember::Items,
+                    "kind" => ListMember::Kind,
+                    _ => ListMember::Other,
                 }),
             },
-            (State::Name { .. }, _) => return Err(self.wrong("the name of a member was expected")),
-            (State::Colon(member), b':') => self.skip(State::Value(member)),
-            (State::Colon(_), _) => return Err(self.wrong("a colon was expected")),
-            (State::Value(Member::Items), _) if self.has_items => return Err(twice("items")),
-            (State::Value(Member::Items), b'[') => {
+            (ListParserState::Name { .. }, _) => return Err(self.wrong("the name of a member was expected")),
+            (ListParserState::Colon(member), b':') => self.skip(ListParserState::Value(member)),
+            (ListParserState::Colon(_), _) => return Err(self.wrong("a colon was expected")),
+            (ListParserState::Value(ListMember::Items), _) if self.has_items => return Err(twice("items")),
+            (ListParserState::Value(ListMember::Items), b'[') => {
                 self.has_items = true;
-                self.skip(State::Item { first: true })
+                self.skip(ListParserState::Item { first: true })
             }
-            (State::Value(Member::Items), _) => match self.value::<Option<Vec<IgnoredAny>>>(last)? {
-                None => return Ok(Step::Incomplete),
+            (ListParserState::Value(ListMember::Items), _) => match self.value::<Option<Vec<IgnoredAny>>>(last)? {
+                None => return Ok(ParserStep::Incomplete),
                 // Go writes a nil slice as null.
                 Some(_) => {
                     self.has_items = true;
-                    State::AfterValue
+                    ListParserState::AfterValue
                 }
             },
-            (State::Value(Member::Metadata), _) => match self.value::<Option<ListMeta>>(last)? {
-                None => return Ok(Step::Incomplete),
+            (ListParserState::Value(ListMember::Metadata), _) => match self.value::<Option<ListMeta>>(last)? {
+                None => return Ok(ParserStep::Incomplete),
                 Some(_) if self.metadata.is_some() => return Err(twice("metadata")),
                 Some(metadata) => {
                     self.metadata = Some(metadata.unwrap_or_default());
-                    State::AfterValue
+                    ListParserState::AfterValue
                 }
             },
-            (State::Value(Member::Kind), _) => match self.value::<Option<String>>(last)? {
-                None => return Ok(Step::Incomplete),
+            (ListParserState::Value(ListMember::Kind), _) => match self.value::<Option<String>>(last)? {
+                None => return Ok(ParserStep::Incomplete),
                 Some(_) if self.kind.is_some() => return Err(twice("kind")),
                 Some(kind) => {
                     self.kind = Some(kind);
-                    State::AfterValue
+                    ListParserState::AfterValue
                 }
             },
-            (State::Value(Member::Other), _) => match self.value::<IgnoredAny>(last)? {
-                None => return Ok(Step::Incomplete),
-                Some(IgnoredAny) => State::AfterValue,
+            (ListParserState::Value(ListMember::Other), _) => match self.value::<IgnoredAny>(last)? {
+                None => return Ok(ParserStep::Incomplete),
+                Some(IgnoredAny) => ListParserState::AfterValue,
             },
-            (State::AfterValue, b',') => self.skip(State::Name { first: false }),
-            (State::AfterValue, b'}') => self.skip(State::End),
-            (State::AfterValue, _) => return Err(self.wrong("a comma or the end of the object was expected")),
-            (State::Item { first: true }, b']') => self.skip(State::AfterValue),
-            (State::Item { .. }, _) => match self.item(take, last)? {
-                Step::Incomplete => return Ok(Step::Incomplete),
-                Step::Done => State::AfterItem,
+            (ListParserState::AfterValue, b',') => self.skip(ListParserState::Name { first: false }),
+            (ListParserState::AfterValue, b'}') => self.skip(ListParserState::End),
+            (ListParserState::AfterValue, _) => return Err(self.wrong("a comma or the end of the object was expected")),
+            (ListParserState::Item { first: true }, b']') => self.skip(ListParserState::AfterValue),
+            (ListParserState::Item { .. }, _) => match self.item(take, last)? {
+                ParserStep::Incomplete => return Ok(ParserStep::Incomplete),
+                ParserStep::Done => ListParserState::AfterItem,
             },
-            (State::AfterItem, b',') => self.skip(State::Item { first: false }),
-            (State::AfterItem, b']') => self.skip(State::AfterValue),
-            (State::AfterItem, _) => return Err(self.wrong("a comma or the end of the items was expected")),
-            (State::End, _) => return Err(self.wrong("there is more text after the list")),
+            (ListParserState::AfterItem, b',') => self.skip(ListParserState::Item { first: false }),
+            (ListParserState::AfterItem, b']') => self.skip(ListParserState::AfterValue),
+            (ListParserState::AfterItem, _) => return Err(self.wrong("a comma or the end of the items was expected")),
+            (ListParserState::End, _) => return Err(self.wrong("there is more text after the list")),
         };
-        Ok(Step::Done)
+        Ok(ParserStep::Done)
     }
 
-    fn skip(&mut self, next: State) -> State {
+    fn skip(&mut self, next: ListParserState) -> ListParserState {
         self.at += 1;
         next
     }
 
-    fn not_a_list(&mut self, last: bool) -> Result<Step, Wrong> {
+    fn not_a_list(&mut self, last: bool) -> Result<ParserStep, Wrong> {
         match self.value::<IgnoredAny>(last)? {
-            None => Ok(Step::Incomplete),
+            None => Ok(ParserStep::Incomplete),
             Some(IgnoredAny) => Err(Wrong::NoList("an object was expected".to_owned())),
         }
     }
 
-    fn item(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
+    fn item(&mut self, take: &mut dyn Sink, last: bool) -> Result<ParserStep, Wrong> {
         let number = self.number + 1;
         let length = match take.item(&self.buffer[self.at..], last, number) {
-            Found::Incomplete => return Ok(Step::Incomplete),
-            Found::Value((), length) => length,
-            Found::Wrong(error) => return Err(self.json(&error)),
+            ParsedValue::Incomplete => return Ok(ParserStep::Incomplete),
+            ParsedValue::Value((), length) => length,
+            ParsedValue::Wrong(error) => return Err(self.json(&error)),
         };
         if length > LARGEST {
             return Err(Wrong::TooLarge { number });
         }
         self.number = number;
         self.at += length;
-        Ok(Step::Done)
+        Ok(ParserStep::Done)
     }
 
     /// Parse the value at the present position; `None` if it is incomplete.
     fn value<T: DeserializeOwned>(&mut self, last: bool) -> Result<Option<T>, Wrong> {
         match first::<T>(&self.buffer[self.at..], last) {
-            Found::Value(value, length) => {
+            ParsedValue::Value(value, length) => {
                 self.at += length;
                 Ok(Some(value))
             }
-            Found::Incomplete => Ok(None),
-            Found::Wrong(error) => Err(self.json(&error)),
+            ParsedValue::Incomplete => Ok(None),
+            ParsedValue::Wrong(error) => Err(self.json(&error)),
         }
     }
 
@@ -348,40 +348,40 @@ fn twice(member: &str) -> Wrong {
 }
 
 /// Parse the object at the beginning of a text. `last` means that no more text will arrive.
-fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> Found<Result<T, Unreadable>> {
+fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> ParsedValue<Result<T, UnreadableItem>> {
     match first::<T>(text, last) {
-        Found::Incomplete => Found::Incomplete,
-        Found::Value(item, length) => Found::Value(Ok(item), length),
+        ParsedValue::Incomplete => ParsedValue::Incomplete,
+        ParsedValue::Value(item, length) => ParsedValue::Value(Ok(item), length),
         // The text may be JSON of another type, invalid JSON, or an incomplete object of another type.
-        Found::Wrong(error) => match first::<IgnoredAny>(text, last) {
-            Found::Incomplete => Found::Incomplete,
-            Found::Value(IgnoredAny, length) => {
+        ParsedValue::Wrong(error) => match first::<IgnoredAny>(text, last) {
+            ParsedValue::Incomplete => ParsedValue::Incomplete,
+            ParsedValue::Value(IgnoredAny, length) => {
                 let why = without_place(&error);
-                Found::Value(Err(unreadable(&text[..length], number, &why)), length)
+                ParsedValue::Value(Err(unreadable(&text[..length], number, &why)), length)
             }
-            Found::Wrong(error) => Found::Wrong(error),
+            ParsedValue::Wrong(error) => ParsedValue::Wrong(error),
         },
     }
 }
 
-fn unreadable(text: &[u8], number: u64, why: &str) -> Unreadable {
-    Unreadable {
+fn unreadable(text: &[u8], number: u64, why: &str) -> UnreadableItem {
+    UnreadableItem {
         name: name(text).unwrap_or_else(|| format!("item {number}")),
         why: short(why),
     }
 }
 
 /// Parse the value at the beginning of a text. `last` means that no more text will arrive.
-fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> Found<T> {
+fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> ParsedValue<T> {
     let mut values = serde_json::Deserializer::from_slice(text).into_iter::<T>();
     match values.next() {
-        None => Found::Incomplete,
+        None => ParsedValue::Incomplete,
         Some(Ok(value)) => match values.byte_offset() {
             // A number may continue in the next chunk.
-            length if length == text.len() && !last => Found::Incomplete,
-            length => Found::Value(value, length),
+            length if length == text.len() && !last => ParsedValue::Incomplete,
+            length => ParsedValue::Value(value, length),
         },
-        Some(Err(error)) if error.is_eof() => Found::Incomplete,
+        Some(Err(error)) if error.is_eof() => ParsedValue::Incomplete,
         // For `-`, `1.`, and `1e` at the end of a text, serde_json reports an invalid number and not an unexpected end.
         Some(Err(_))
             if !last
@@ -389,29 +389,29 @@ fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> Found<T> {
                     .last()
                     .is_some_and(|byte| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')) =>
         {
-            Found::Incomplete
+            ParsedValue::Incomplete
         }
-        Some(Err(error)) => Found::Wrong(error),
+        Some(Err(error)) => ParsedValue::Wrong(error),
     }
 }
 
 /// The names in an object's metadata, parsed leniently: each one is used only if it has the right type.
 #[derive(Debug, Default, Deserialize)]
-struct Named {
+struct NamedItem {
     #[serde(default)]
-    metadata: Names,
+    metadata: ItemNames,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Names {
+struct ItemNames {
     namespace: serde_json::Value,
     name: serde_json::Value,
 }
 
 /// Return `namespace/name` or `name` of an object; `None` if it has no name.
 pub(crate) fn name(object: &[u8]) -> Option<String> {
-    let Named { metadata } = serde_json::from_slice(object).ok()?;
+    let NamedItem { metadata } = serde_json::from_slice(object).ok()?;
     let name = metadata.name.as_str().filter(|name| !name.is_empty())?;
     Some(short(
         &match metadata.namespace.as_str().filter(|namespace| !namespace.is_empty()) {

@@ -4,12 +4,12 @@ use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
 use kube::api::ListParams;
 use kube::core::Request;
 
-use super::items::{Items, ListMeta, Sink, Wrong};
+use super::items::{ListMeta, ListParser, Sink, Wrong};
 use crate::in_words;
 
 /// Why a list could not be read to its end.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum ListFailure {
     /// The API server refused the request or could not be reached.
     #[error("{}", in_words(.0))]
     Api(#[from] kube::Error),
@@ -36,7 +36,7 @@ pub(crate) struct Pages {
     request: Request,
     params: ListParams,
     body: Option<Box<dyn AsyncBufRead + Send + Unpin>>,
-    items: Items,
+    items: ListParser,
 }
 
 impl Pages {
@@ -47,24 +47,24 @@ impl Pages {
             request: Request::new(path),
             params,
             body: None,
-            items: Items::new(),
+            items: ListParser::new(),
         }
     }
 
     /// Read the next part of the response, and pass on the items that are complete.
-    pub(crate) async fn read(&mut self, take: &mut (dyn Sink + Send)) -> Result<Progress, Failure> {
+    pub(crate) async fn read(&mut self, take: &mut (dyn Sink + Send)) -> Result<Progress, ListFailure> {
         if let Some(part) = self.part().await? {
             self.items.read(&part, take)?;
             // The server may send faster than this thread parses. Yield, so that other tasks do not wait for the whole list.
             tokio::task::yield_now().await;
             return Ok(Progress::More);
         }
-        let ended = std::mem::replace(&mut self.items, Items::new()).end(take)?;
+        let ended = std::mem::replace(&mut self.items, ListParser::new()).end(take)?;
         Ok(self.turn(ended))
     }
 
     /// Return the next part of a page's text for the caller to parse; `None` at the end of the page.
-    pub(crate) async fn part(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+    pub(crate) async fn part(&mut self) -> Result<Option<Vec<u8>>, ListFailure> {
         let body = match &mut self.body {
             Some(body) => body,
             None => {
@@ -73,7 +73,7 @@ impl Pages {
                 self.body.insert(Box::new(Box::pin(body)))
             }
         };
-        let part = body.fill_buf().await.map_err(Failure::Cut)?.to_vec();
+        let part = body.fill_buf().await.map_err(ListFailure::Cut)?.to_vec();
         if part.is_empty() {
             self.body = None;
             return Ok(None);

@@ -3,7 +3,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::script::Script;
+use crate::script::ScriptedServer;
 
 fn pod(number: usize) -> Value {
     json!({"metadata": {"name": format!("pod-{number:05}"), "namespace": "ns", "uid": format!("u-{number}")}, "spec": {}})
@@ -27,7 +27,7 @@ fn page(numbers: std::ops::Range<usize>, next: &str) -> String {
     json!({"kind": "PodList", "items": items, "metadata": {"resourceVersion": "9", "continue": next}}).to_string()
 }
 
-async fn names(script: &Script) -> (Result<LeftOut, Error>, Vec<String>) {
+async fn names(script: &ScriptedServer) -> (Result<LeftOut, Error>, Vec<String>) {
     let mut names = Vec::new();
     let read = |object: PodObject| pod_of(object).map(|pod| pod.name);
     let client = script.client();
@@ -40,7 +40,7 @@ async fn names(script: &Script) -> (Result<LeftOut, Error>, Vec<String>) {
 #[tokio::test]
 async fn a_long_list_is_handed_over_in_order() {
     for part in [1000, 70_000, usize::MAX] {
-        let script = Script::default()
+        let script = ScriptedServer::default()
             .then_in_parts(page(0..2500, "more"), part)
             .then_in_parts(page(2500..3500, ""), part);
         let (left_out, names) = names(&script).await;
@@ -82,20 +82,20 @@ async fn a_wrong_or_cut_list_fails_at_once() {
     let whole = page(0..3000, "");
     let cut = whole.len() - 100;
     let cases = [
-        ("a page that ends too soon", Script::default().then(&whole[..cut])),
+        ("a page that ends too soon", ScriptedServer::default().then(&whole[..cut])),
         (
             "a second page that ends too soon",
-            Script::default().then(page(0..3000, "more")).then(&whole[..cut]),
+            ScriptedServer::default().then(page(0..3000, "more")).then(&whole[..cut]),
         ),
         (
             "an HTML page, from a server that keeps the connection open",
-            Script::default().then_stays_open("<html>502 Bad Gateway</html>"),
+            ScriptedServer::default().then_stays_open("<html>502 Bad Gateway</html>"),
         ),
         (
             "text that is not JSON in the middle of a list",
-            Script::default().then_stays_open(format!("{}, <html>", &whole[..whole.find("]").unwrap_or(0)])),
+            ScriptedServer::default().then_stays_open(format!("{}, <html>", &whole[..whole.find("]").unwrap_or(0)])),
         ),
-        ("a refusal", Script::default().then_status(403, "no")),
+        ("a refusal", ScriptedServer::default().then_status(403, "no")),
     ];
     let mut said = String::new();
     for (case, script) in cases {
@@ -114,7 +114,7 @@ async fn a_wrong_or_cut_list_fails_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_right_to_list_needs_no_whole_list() {
     let beginning = &page(0..100, "")[..500];
-    let client = Script::default()
+    let client = ScriptedServer::default()
         .then_stays_open(beginning)
         .then_stays_open(beginning)
         .client();
@@ -122,7 +122,7 @@ async fn the_right_to_list_needs_no_whole_list() {
     checked.expect("an end").expect("a right");
 
     let forbidden = r#"{"kind":"Status","code":403,"reason":"Forbidden","message":"pods is forbidden"}"#;
-    let client = Script::default()
+    let client = ScriptedServer::default()
         .then_stays_open(beginning)
         .then_status(403, forbidden)
         .client();
@@ -134,7 +134,7 @@ async fn the_right_to_list_needs_no_whole_list() {
     );
 
     // A server that is no API server.
-    let client = Script::default().then("<html>Welcome</html>").client();
+    let client = ScriptedServer::default().then("<html>Welcome</html>").client();
     let error = can_list(&client).await.expect_err("no list").to_string();
     assert!(error.contains("the nodes could not be listed"), "{error}");
 }

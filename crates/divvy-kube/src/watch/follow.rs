@@ -27,10 +27,10 @@ use kube::core::{Request, Status};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use super::Seen;
+use super::WatchMessage;
 use crate::in_words;
-use crate::list::items::{LARGEST, Read, Unreadable, name, short, without_place};
-use crate::list::pages::{Failure, Pages, Progress};
+use crate::list::items::{LARGEST, ParsingSink, UnreadableItem, name, short, without_place};
+use crate::list::pages::{ListFailure, Pages, Progress};
 use crate::list::{full_name, usable};
 use crate::slim::{Kind, Meta, Unread};
 
@@ -44,9 +44,9 @@ const REMEMBERED: usize = 100;
 
 /// Why a list or a watch must be tried again.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum FollowTrouble {
     #[error("listing failed: {0}")]
-    List(#[from] Failure),
+    List(#[from] ListFailure),
     /// The watch could not be started, or its connection broke.
     #[error("{}", in_words(.0))]
     Watch(#[from] kube::Error),
@@ -66,30 +66,30 @@ struct Follow<T> {
     client: kube::Client,
     path: String,
     fields: Option<String>,
-    state: State<T>,
+    state: FollowState<T>,
     /// Whether an error has occurred, and no list or watch has succeeded since.
     broken: bool,
     unreadable: Remembered,
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one of these per watch")]
-enum State<T> {
+enum FollowState<T> {
     Begin,
     Listing {
         pages: Pages,
-        ready: VecDeque<Result<T, Unreadable>>,
+        ready: VecDeque<Result<T, UnreadableItem>>,
         complete: Option<Option<String>>,
     },
     /// The watch is to start or resume from this resourceVersion.
     Listed(String),
     Watching {
         version: String,
-        lines: Lines,
+        lines: BodyLines,
     },
 }
 
 /// The result of a step; `None` if it produced no message.
-type Stepped<T> = Option<Result<Seen<T>, Trouble>>;
+type Stepped<T> = Option<Result<WatchMessage<T>, FollowTrouble>>;
 
 /// Watch the objects at a path such as `/api/v1/pods`, or those that match a field selector. The stream continues after an error,
 /// but its consumer must wait a little before the next poll (`StreamBackoff`).
@@ -97,12 +97,12 @@ pub(super) fn follow<T: Kind>(
     client: kube::Client,
     path: &str,
     fields: Option<&str>,
-) -> impl Stream<Item = Result<Seen<T>, Trouble>> + Send + 'static + use<T> {
+) -> impl Stream<Item = Result<WatchMessage<T>, FollowTrouble>> + Send + 'static + use<T> {
     let follow = Follow {
         client,
         path: path.to_owned(),
         fields: fields.map(str::to_owned),
-        state: State::Begin,
+        state: FollowState::Begin,
         broken: false,
         unreadable: Remembered::new(T::NAME),
     };
@@ -118,11 +118,11 @@ pub(super) fn follow<T: Kind>(
 
 impl<T: Kind> Follow<T> {
     async fn step(&mut self) -> Stepped<T> {
-        if matches!(self.state, State::Watching { .. }) && std::mem::take(&mut self.broken) {
-            return Some(Ok(Seen::Resumed));
+        if matches!(self.state, FollowState::Watching { .. }) && std::mem::take(&mut self.broken) {
+            return Some(Ok(WatchMessage::Resumed));
         }
-        match std::mem::replace(&mut self.state, State::Begin) {
-            State::Begin => {
+        match std::mem::replace(&mut self.state, FollowState::Begin) {
+            FollowState::Begin => {
                 // Without a resourceVersion the list is a quorum read. A list from a cache could be old and show used memory as free.
                 let params = ListParams {
                     field_selector: self.fields.clone(),
@@ -130,40 +130,40 @@ impl<T: Kind> Follow<T> {
                     ..ListParams::default()
                 };
                 self.unreadable.list_begins();
-                self.state = State::Listing {
+                self.state = FollowState::Listing {
                     pages: Pages::new(self.client.clone(), &self.path, params),
                     ready: VecDeque::new(),
                     complete: None,
                 };
-                Some(Ok(Seen::ListBegins))
+                Some(Ok(WatchMessage::ListBegins))
             }
-            State::Listing {
+            FollowState::Listing {
                 mut pages,
                 mut ready,
                 mut complete,
             } => {
                 if let Some(item) = ready.pop_front() {
-                    self.state = State::Listing { pages, ready, complete };
+                    self.state = FollowState::Listing { pages, ready, complete };
                     return self.listed(item).map(Ok);
                 }
                 if let Some(version) = complete {
                     self.unreadable.list_ends();
                     let Some(version) = version else {
-                        return Some(Err(Trouble::NoResourceVersion));
+                        return Some(Err(FollowTrouble::NoResourceVersion));
                     };
-                    self.state = State::Listed(version);
+                    self.state = FollowState::Listed(version);
                     self.broken = false;
-                    return Some(Ok(Seen::ListEnds));
+                    return Some(Ok(WatchMessage::ListEnds));
                 }
-                match pages.read(&mut Read(&mut |item| ready.push_back(item))).await {
+                match pages.read(&mut ParsingSink(&mut |item| ready.push_back(item))).await {
                     Ok(Progress::More) => {}
                     Ok(Progress::Complete(version)) => complete = Some(version),
                     Err(failure) => return Some(Err(failure.into())),
                 }
-                self.state = State::Listing { pages, ready, complete };
+                self.state = FollowState::Listing { pages, ready, complete };
                 None
             }
-            State::Listed(version) => {
+            FollowState::Listed(version) => {
                 let params = WatchParams {
                     field_selector: self.fields.clone(),
                     ..WatchParams::default()
@@ -174,35 +174,35 @@ impl<T: Kind> Follow<T> {
                 };
                 match opened {
                     Ok(body) => {
-                        let lines = Lines::new(Box::new(Box::pin(body)));
-                        self.state = State::Watching { version, lines };
+                        let lines = BodyLines::new(Box::new(Box::pin(body)));
+                        self.state = FollowState::Watching { version, lines };
                         None
                     }
                     Err(error) => {
                         // After 410 Gone, list again (state `Begin`). Otherwise the same outdated version would be requested forever.
                         if !matches!(&error, kube::Error::Api(status) if status.code == 410) {
-                            self.state = State::Listed(version);
+                            self.state = FollowState::Listed(version);
                         }
                         Some(Err(error.into()))
                     }
                 }
             }
-            State::Watching { version, mut lines } => match tokio::time::timeout(IDLE, lines.next()).await {
-                Ok(Ok(Line::Whole(line))) => {
+            FollowState::Watching { version, mut lines } => match tokio::time::timeout(IDLE, lines.next()).await {
+                Ok(Ok(WatchLine::Whole(line))) => {
                     let line = line.to_vec();
-                    self.state = State::Watching { version, lines };
+                    self.state = FollowState::Watching { version, lines };
                     self.event(&line)
                 }
-                Ok(Ok(Line::TooLong)) => {
-                    self.state = State::Watching { version, lines };
-                    Some(Err(Trouble::Event(format!("it is larger than {} MiB", LARGEST >> 20))))
+                Ok(Ok(WatchLine::TooLong)) => {
+                    self.state = FollowState::Watching { version, lines };
+                    Some(Err(FollowTrouble::Event(format!("it is larger than {} MiB", LARGEST >> 20))))
                 }
                 Ok(Err(error)) if !ended_early(&error) => {
-                    self.state = State::Listed(version);
-                    Some(Err(Trouble::Cut(error)))
+                    self.state = FollowState::Listed(version);
+                    Some(Err(FollowTrouble::Cut(error)))
                 }
-                Ok(Ok(Line::End)) | Ok(Err(_)) | Err(_) => {
-                    self.state = State::Listed(version);
+                Ok(Ok(WatchLine::End)) | Ok(Err(_)) | Err(_) => {
+                    self.state = FollowState::Listed(version);
                     None
                 }
             },
@@ -210,13 +210,13 @@ impl<T: Kind> Follow<T> {
     }
 
     /// Handle an item of a list.
-    fn listed(&mut self, item: Result<T, Unreadable>) -> Option<Seen<T>> {
+    fn listed(&mut self, item: Result<T, UnreadableItem>) -> Option<WatchMessage<T>> {
         match usable(item) {
             Ok(object) => {
                 self.unreadable.is_readable(object.meta());
-                Some(Seen::There(object))
+                Some(WatchMessage::There(object))
             }
-            Err(Unreadable { name, why }) => {
+            Err(UnreadableItem { name, why }) => {
                 self.unreadable.add(name, &why);
                 None
             }
@@ -229,24 +229,24 @@ impl<T: Kind> Follow<T> {
             Ok(head) => head,
             // An incomplete line is the last one of a connection that broke.
             Err(error) if error.is_eof() => return None,
-            Err(error) => return Some(Err(Trouble::Event(short(&error.to_string())))),
+            Err(error) => return Some(Err(FollowTrouble::Event(short(&error.to_string())))),
         };
         let gone = match head.event.as_deref() {
             Some("ADDED" | "MODIFIED") => false,
             Some("DELETED") => true,
             Some("BOOKMARK") => return self.go_on_from(version_of(line)).map(Err),
             Some("ERROR") => {
-                let status = serde_json::from_slice(line).map(|Object { object }: Object<Status>| object);
+                let status = serde_json::from_slice(line).map(|WatchObject { object }: WatchObject<Status>| object);
                 let status = status.unwrap_or_else(|error| Status::failure(&short(&error.to_string()), "Unreadable"));
                 if status.code == 410 {
-                    self.state = State::Begin;
+                    self.state = FollowState::Begin;
                 }
-                return Some(Err(Trouble::Said(status.boxed())));
+                return Some(Err(FollowTrouble::Said(status.boxed())));
             }
             _ => {
                 let trouble = match serde_json::from_slice::<Status>(line) {
-                    Ok(status) if head.is_status() => Trouble::Said(status.boxed()),
-                    _ => Trouble::Event("it is neither an event nor a Status".to_owned()),
+                    Ok(status) if head.is_status() => FollowTrouble::Said(status.boxed()),
+                    _ => FollowTrouble::Event("it is neither an event nor a Status".to_owned()),
                 };
                 return Some(Err(trouble));
             }
@@ -282,18 +282,22 @@ impl<T: Kind> Follow<T> {
         if let Some(trouble) = self.go_on_from(object.meta().resource_version.clone()) {
             return Some(Err(trouble));
         }
-        Some(Ok(if gone { Seen::Gone(object) } else { Seen::There(object) }))
+        Some(Ok(if gone {
+            WatchMessage::Gone(object)
+        } else {
+            WatchMessage::There(object)
+        }))
     }
 
     /// Remember the resourceVersion from which the watch resumes after its connection ends.
-    fn go_on_from(&mut self, newer: Option<String>) -> Option<Trouble> {
+    fn go_on_from(&mut self, newer: Option<String>) -> Option<FollowTrouble> {
         match newer.filter(|version| !version.is_empty()) {
             None => {
-                self.state = State::Begin;
-                Some(Trouble::NoResourceVersion)
+                self.state = FollowState::Begin;
+                Some(FollowTrouble::NoResourceVersion)
             }
             Some(newer) => {
-                if let State::Watching { version, .. } = &mut self.state {
+                if let FollowState::Watching { version, .. } = &mut self.state {
                     *version = newer;
                 }
                 None
@@ -319,7 +323,7 @@ impl Head {
 }
 
 #[derive(Deserialize)]
-struct Object<T> {
+struct WatchObject<T> {
     object: T,
 }
 
@@ -330,17 +334,17 @@ struct WithMeta {
 
 #[derive(Deserialize)]
 struct WithVersion {
-    metadata: Version,
+    metadata: VersionMeta,
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct VersionMeta {
     #[serde(rename = "resourceVersion")]
     version: Option<String>,
 }
 
 fn read<T: DeserializeOwned>(line: &[u8]) -> Result<T, serde_json::Error> {
-    serde_json::from_slice(line).map(|Object { object }| object)
+    serde_json::from_slice(line).map(|WatchObject { object }| object)
 }
 
 fn version_of(line: &[u8]) -> Option<String> {
@@ -412,7 +416,7 @@ impl Remembered {
 }
 
 /// Splits a response body into lines.
-struct Lines {
+struct BodyLines {
     body: Box<dyn AsyncBufRead + Send + Unpin>,
     buffer: Vec<u8>,
     /// Whether the buffer contains a line that was returned.
@@ -420,15 +424,15 @@ struct Lines {
     too_long: bool,
 }
 
-enum Line<'a> {
+enum WatchLine<'a> {
     Whole(&'a [u8]),
     TooLong,
     End,
 }
 
-impl Lines {
-    fn new(body: Box<dyn AsyncBufRead + Send + Unpin>) -> Lines {
-        Lines {
+impl BodyLines {
+    fn new(body: Box<dyn AsyncBufRead + Send + Unpin>) -> BodyLines {
+        BodyLines {
             body,
             buffer: Vec::new(),
             handed: false,
@@ -437,7 +441,7 @@ impl Lines {
     }
 
     /// Return the next line that is not empty. If the caller drops the future, the bytes read so far are kept.
-    async fn next(&mut self) -> io::Result<Line<'_>> {
+    async fn next(&mut self) -> io::Result<WatchLine<'_>> {
         if std::mem::take(&mut self.handed) {
             self.buffer.clear();
             // One large object must not keep its memory for the rest of the connection.
@@ -447,10 +451,10 @@ impl Lines {
             let chunk = self.body.fill_buf().await?;
             if chunk.is_empty() {
                 return Ok(if self.buffer.is_empty() {
-                    Line::End
+                    WatchLine::End
                 } else {
                     self.handed = true;
-                    Line::Whole(&self.buffer)
+                    WatchLine::Whole(&self.buffer)
                 });
             }
             let end = chunk.iter().position(|byte| *byte == b'\n');
@@ -467,11 +471,11 @@ impl Lines {
                 continue;
             }
             if std::mem::take(&mut self.too_long) {
-                return Ok(Line::TooLong);
+                return Ok(WatchLine::TooLong);
             }
             if !self.buffer.trim_ascii().is_empty() {
                 self.handed = true;
-                return Ok(Line::Whole(&self.buffer));
+                return Ok(WatchLine::Whole(&self.buffer));
             }
             self.buffer.clear();
         }

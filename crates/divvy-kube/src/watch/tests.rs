@@ -4,7 +4,7 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::script::Script;
+use crate::script::ScriptedServer;
 
 fn pod(name: &str, rv: u64) -> Value {
     json!({"kind": "Pod", "metadata": {"name": name, "namespace": "ns", "uid": format!("u-{name}"), "resourceVersion": rv.to_string()}, "spec": {}})
@@ -19,16 +19,16 @@ fn event(kind: &str, object: &Value) -> String {
 }
 
 /// Return the first `count` messages of a watch, as texts.
-async fn said(script: &Script, count: usize) -> Vec<String> {
+async fn said(script: &ScriptedServer, count: usize) -> Vec<String> {
     let seen = pods_as_they_come(script.client()).take(count).map(|seen| {
         let name = |pod: PodObject| pod.metadata.name.unwrap_or_default();
         match seen {
-            Seen::ListBegins => "list".to_owned(),
-            Seen::ListEnds => "listed".to_owned(),
-            Seen::There(pod) => format!("there {}", name(pod)),
-            Seen::Gone(pod) => format!("gone {}", name(pod)),
-            Seen::Interrupted(why) => format!("interrupted: {why}"),
-            Seen::Resumed => "resumed".to_owned(),
+            WatchMessage::ListBegins => "list".to_owned(),
+            WatchMessage::ListEnds => "listed".to_owned(),
+            WatchMessage::There(pod) => format!("there {}", name(pod)),
+            WatchMessage::Gone(pod) => format!("gone {}", name(pod)),
+            WatchMessage::Interrupted(why) => format!("interrupted: {why}"),
+            WatchMessage::Resumed => "resumed".to_owned(),
         }
     });
     tokio::time::timeout(Duration::from_secs(600), seen.collect())
@@ -37,7 +37,7 @@ async fn said(script: &Script, count: usize) -> Vec<String> {
 }
 
 /// The resourceVersions at which watches began; `list` for a list.
-fn questions(script: &Script) -> Vec<String> {
+fn questions(script: &ScriptedServer) -> Vec<String> {
     let of = |query: &Value| match (&query["watch"], &query["continue"]) {
         (Value::Null, Value::Null) => "list".to_owned(),
         (Value::Null, next) => format!("list on {}", next.as_str().unwrap_or_default()),
@@ -48,7 +48,7 @@ fn questions(script: &Script) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_paged_list_and_later_changes_keep_order() {
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then_in_parts(list(&[pod("a", 1), pod("b", 2)], "9", "more"), 7)
         .then_in_parts(list(&[pod("c", 3)], "9", ""), 1)
         .then_in_parts(
@@ -80,8 +80,10 @@ async fn a_paged_list_and_later_changes_keep_order() {
 async fn a_watch_with_an_expired_version_lists_again() {
     let expired = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
     for script in [
-        Script::default().then(list(&[], "1", "")).then(event("ERROR", &expired)),
-        Script::default()
+        ScriptedServer::default()
+            .then(list(&[], "1", ""))
+            .then(event("ERROR", &expired)),
+        ScriptedServer::default()
             .then(list(&[], "1", ""))
             .then_status(410, expired.to_string()),
     ] {
@@ -96,7 +98,7 @@ async fn a_watch_with_an_expired_version_lists_again() {
 async fn a_list_that_breaks_off_is_no_list_and_is_asked_for_again() {
     let whole = list(&[pod("a", 1)], "6", "");
     let cut = whole[..whole.len() - 3].to_owned();
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then(cut)
         .then_status(502, "<html>Bad Gateway</html>")
         .then("<html>hello</html>")
@@ -123,20 +125,20 @@ async fn a_list_that_breaks_off_is_no_list_and_is_asked_for_again() {
     ];
     assert_eq!(seen, expected);
     // A consumer that keeps the objects ignores the incomplete list.
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then(&whole[..whole.len() - 3])
         .then(whole)
         .then_stays_open("");
     let changes: Vec<_> = pods(script.client(), None).take(2).collect().await;
     assert!(
-        matches!(&changes[..], [Change::Interrupted(_), Change::Reset(pods)] if pods.len() == 1),
+        matches!(&changes[..], [WatchChange::Interrupted(_), WatchChange::Reset(pods)] if pods.len() == 1),
         "{changes:?}"
     );
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_ends_goes_on_where_it_was() {
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then(list(&[], "1", ""))
         // The last line is incomplete.
         .then(event("ADDED", &pod("a", 5)) + r#"{"type":"ADDED","obj"#)
@@ -170,7 +172,7 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
 #[tokio::test(start_paused = true)]
 async fn a_cluster_watch_resumes_soon_after_an_outage() {
     for (fields, at_most_s, at_least_s) in [(None, 5.0, 0.8), (Some("spec.nodeName=n1"), 60.0, 20.0)] {
-        let mut script = Script::default().then(list(&[], "1", ""));
+        let mut script = ScriptedServer::default().then(list(&[], "1", ""));
         for _ in 0..12 {
             script = script.then_status(503, "away");
         }
@@ -181,7 +183,7 @@ async fn a_cluster_watch_resumes_soon_after_an_outage() {
         while let Some(change) = changes.next().await {
             waits.push(before.elapsed().as_secs_f64());
             before = tokio::time::Instant::now();
-            if matches!(change, Change::Resumed) {
+            if matches!(change, WatchChange::Resumed) {
                 break;
             }
         }
@@ -210,7 +212,7 @@ fn unreadable() -> Vec<Value> {
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_object_stops_no_list_or_watch() {
     for bad in unreadable() {
-        let script = Script::default()
+        let script = ScriptedServer::default()
             .then(list(&[pod("a", 1), bad.clone(), pod("b", 2)], "9", ""))
             .then_stays_open(event("ADDED", &bad) + &event("MODIFIED", &bad) + &event("ADDED", &pod("c", 21)));
         assert_eq!(
@@ -226,12 +228,12 @@ async fn an_unreadable_object_stops_no_list_or_watch() {
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_object_is_known_to_be_gone() {
     let bad = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u-a", "resourceVersion": "20"}});
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then(list(&[pod("a", 1)], "9", ""))
         .then_stays_open(event("MODIFIED", &bad) + &event("DELETED", &bad));
     let changes: Vec<_> = pods(script.client(), None).take(2).collect().await;
     assert!(
-        matches!(&changes[..], [Change::Reset(_), Change::Delete(pod)] if pod.metadata.uid.as_deref() == Some("u-a")),
+        matches!(&changes[..], [WatchChange::Reset(_), WatchChange::Delete(pod)] if pod.metadata.uid.as_deref() == Some("u-a")),
         "{changes:?}"
     );
 }
@@ -239,7 +241,7 @@ async fn an_unreadable_object_is_known_to_be_gone() {
 #[tokio::test(start_paused = true)]
 async fn a_node_with_a_quantity_that_is_none_is_left_out() {
     let node = |name: &str, amount: Value| json!({"metadata": {"name": name, "resourceVersion": "5"}, "spec": {}, "status": {"capacity": {"aliyun.com/gpu-mem": amount}}});
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then(list(
             &[
                 node("a", json!("16")),
@@ -255,7 +257,7 @@ async fn a_node_with_a_quantity_that_is_none_is_left_out() {
     let changes: Vec<_> = nodes(script.client(), None).take(2).collect().await;
     let names = |nodes: &[NodeObject]| nodes.iter().filter_map(|node| node.metadata.name.clone()).collect::<Vec<_>>();
     assert!(
-        matches!(&changes[..], [Change::Reset(all), Change::Apply(b)] if names(all) == ["a", "e"] && names(std::slice::from_ref(b)) == ["b"]),
+        matches!(&changes[..], [WatchChange::Reset(all), WatchChange::Apply(b)] if names(all) == ["a", "e"] && names(std::slice::from_ref(b)) == ["b"]),
         "{changes:?}"
     );
 }
@@ -263,7 +265,7 @@ async fn a_node_with_a_quantity_that_is_none_is_left_out() {
 #[tokio::test(start_paused = true)]
 async fn an_event_that_is_larger_than_any_object_is_skipped() {
     let large = event("ADDED", &json!({"metadata": {"name": "x".repeat(17 << 20)}, "spec": {}}));
-    let script = Script::default()
+    let script = ScriptedServer::default()
         .then(list(&[], "1", ""))
         .then_in_parts(large + &event("ADDED", &pod("a", 5)), 1 << 20)
         .then_stays_open("");

@@ -7,9 +7,9 @@ use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Entry, Malformed};
+use super::{Checkpoint, CheckpointEntry, Malformed};
 use crate::api::v1beta1::ContainerAllocateResponse;
-use crate::plugin::Answer;
+use crate::plugin::AllocateAnswer;
 
 /// The key in the map of NUMA nodes that stands for "no NUMA node".
 const NO_NODE: i64 = -1;
@@ -17,7 +17,7 @@ const NO_NODE: i64 = -1;
 #[derive(Deserialize, Serialize)]
 struct FileText {
     #[serde(rename = "Data")]
-    data: Data,
+    data: CheckpointData,
     /// The checksum. It may be of any type and is ignored.
     #[serde(rename = "Checksum", default)]
     checksum: serde_json::Value,
@@ -25,7 +25,7 @@ struct FileText {
 
 /// The checkpoint's data. A nil slice or nil map in Go becomes `null`.
 #[derive(Deserialize, Serialize)]
-struct Data {
+struct CheckpointData {
     #[serde(rename = "PodDeviceEntries", default)]
     entries: Option<Vec<PodDevicesEntry>>,
     #[serde(rename = "RegisteredDevices", default)]
@@ -88,7 +88,7 @@ pub(super) fn parse(text: &[u8]) -> Result<Checkpoint, Malformed> {
             resource,
             ..
         } = entry;
-        checkpoint.entries.push(Entry {
+        checkpoint.entries.push(CheckpointEntry {
             pod_uid,
             container,
             resource,
@@ -109,7 +109,7 @@ enum BadAnswer {
     Message(#[from] prost::DecodeError),
 }
 
-fn decode(answer: &str) -> Result<Answer, BadAnswer> {
+fn decode(answer: &str) -> Result<AllocateAnswer, BadAnswer> {
     let bytes = STANDARD.decode(answer)?;
     let response = ContainerAllocateResponse::decode(bytes.as_slice())?;
     Ok(response.into())
@@ -145,7 +145,7 @@ pub(super) fn print(checkpoint: &Checkpoint) -> String {
         .iter()
         .map(|(name, ids)| (name.clone(), Some(ids.clone())))
         .collect();
-    let data = Data {
+    let data = CheckpointData {
         entries: Some(entries),
         registered: Some(registered),
     };
@@ -154,7 +154,7 @@ pub(super) fn print(checkpoint: &Checkpoint) -> String {
     format!("{{\"Data\":{text},\"Checksum\":{checksum}}}")
 }
 
-fn to_wire(entry: &Entry) -> PodDevicesEntry {
+fn to_wire(entry: &CheckpointEntry) -> PodDevicesEntry {
     let mut nodes: BTreeMap<String, Option<Vec<String>>> = BTreeMap::new();
     for id in &entry.ids {
         let node = entry.numa.get(id).copied().unwrap_or(NO_NODE);
@@ -266,7 +266,7 @@ mod tests {
         assert!(refusal.contains("\"one\""), "{refusal}");
     }
 
-    fn entries() -> impl Strategy<Value = Entry> {
+    fn entries() -> impl Strategy<Value = CheckpointEntry> {
         let devices = proptest::collection::btree_map("[a-zA-Z0-9:\u{e9}\"\\\\-]{0,12}", proptest::option::of(0_i64..4), 0..6);
         let envs = proptest::collection::btree_map("[A-Z_]{1,6}", ".{0,6}", 0..3);
         (
@@ -277,7 +277,7 @@ mod tests {
             envs,
             proptest::collection::vec("[a-z./=]{0,12}", 0..3),
         )
-            .prop_map(|(pod_uid, container, resource, devices, envs, cdi_devices)| Entry {
+            .prop_map(|(pod_uid, container, resource, devices, envs, cdi_devices)| CheckpointEntry {
                 pod_uid,
                 container,
                 resource,
@@ -286,10 +286,10 @@ mod tests {
                     .into_iter()
                     .filter_map(|(id, node)| node.map(|node| (id, node)))
                     .collect(),
-                answer: Answer {
+                answer: AllocateAnswer {
                     envs,
                     cdi_devices,
-                    ..Answer::default()
+                    ..AllocateAnswer::default()
                 },
             })
     }

@@ -14,14 +14,14 @@ use tracing::{debug, warn};
 
 /// The identity of a file. It differs from that of a later file with the same name, even if the inode is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct FileIdentity {
     device: u64,
     inode: u64,
     /// Creation time in nanoseconds since 1970.
     born: u128,
 }
 
-impl Identity {
+impl FileIdentity {
     pub(super) fn of_file(metadata: &Metadata) -> Self {
         let changed =
             || u128::from(metadata.ctime().unsigned_abs()) * 1_000_000_000 + u128::from(metadata.ctime_nsec().unsigned_abs());
@@ -43,13 +43,13 @@ impl Identity {
 /// Signals changes in the directory, with the help of inotify. It also signals at regular intervals, because inotify can be unavailable, and loses a directory
 /// that is replaced. While inotify watches the directory, these are [`WATCHED`] times as long.
 #[derive(Debug)]
-pub(super) struct Directory {
+pub(super) struct PluginDirectory {
     path: PathBuf,
     kubelet: PathBuf,
     changed: Arc<Notify>,
     look_every: Duration,
     next: Instant,
-    watcher: Option<(RecommendedWatcher, Identity)>,
+    watcher: Option<(RecommendedWatcher, FileIdentity)>,
     retry_watch: Instant,
     warned: bool,
 }
@@ -59,7 +59,7 @@ const WATCHED: u32 = 4;
 /// The interval between two attempts to create an inotify instance, if the machine has run out of them.
 const RETRY_WATCH: Duration = Duration::from_secs(30);
 
-impl Directory {
+impl PluginDirectory {
     pub(super) fn new(path: &Path, kubelet: PathBuf, look_every: Duration) -> Self {
         let mut directory = Self {
             path: path.to_owned(),
@@ -84,8 +84,8 @@ impl Directory {
     }
 
     /// Return the identity of the kubelet's current socket.
-    pub(super) fn kubelet(&self) -> Option<Identity> {
-        Identity::at(&self.kubelet)
+    pub(super) fn kubelet(&self) -> Option<FileIdentity> {
+        FileIdentity::at(&self.kubelet)
     }
 
     /// Wait until the caller should check the directory again: after a change, and in any case at regular intervals.
@@ -106,7 +106,7 @@ impl Directory {
 
     /// Make sure that inotify watches the directory that currently exists.
     fn keep_watching(&mut self) {
-        let Some(now) = Identity::at(&self.path) else {
+        let Some(now) = FileIdentity::at(&self.path) else {
             self.watcher = None;
             return;
         };
@@ -159,27 +159,27 @@ mod tests {
     fn a_file_made_anew_is_another_one_and_an_untouched_one_is_not() -> std::io::Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("s");
-        assert_eq!(Identity::at(&path), None);
+        assert_eq!(FileIdentity::at(&path), None);
         drop(UnixListener::bind(&path)?);
-        let first = Identity::at(&path);
+        let first = FileIdentity::at(&path);
         fs::rename(&path, dir.path().join("t"))?;
         fs::rename(dir.path().join("t"), &path)?;
         assert!(first.is_some());
         if fs::metadata(&path)?.created().is_ok() {
-            assert_eq!(Identity::at(&path), first);
+            assert_eq!(FileIdentity::at(&path), first);
         }
         fs::remove_file(&path)?;
         // File times have the resolution of the kernel's tick, so a reused inode is only distinguishable after another tick.
         std::thread::sleep(Duration::from_millis(20));
         drop(UnixListener::bind(&path)?);
-        assert_ne!(Identity::at(&path), first);
+        assert_ne!(FileIdentity::at(&path), first);
         Ok(())
     }
 
     #[tokio::test]
     async fn without_inotify_the_directory_is_polled() -> std::io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let mut directory = Directory::new(dir.path(), dir.path().join(KUBELET_SOCKET), Duration::from_millis(20));
+        let mut directory = PluginDirectory::new(dir.path(), dir.path().join(KUBELET_SOCKET), Duration::from_millis(20));
         directory.watcher = None;
         directory.retry_watch = Instant::now() + RETRY_WATCH;
         for _ in 0..3 {
@@ -199,7 +199,7 @@ mod tests {
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("d");
         fs::create_dir(&path)?;
-        let mut directory = Directory::new(&path, path.join(KUBELET_SOCKET), Duration::from_secs(3600));
+        let mut directory = PluginDirectory::new(&path, path.join(KUBELET_SOCKET), Duration::from_secs(3600));
         directory.next = Instant::now() + Duration::from_secs(3600);
         let soon = Duration::from_secs(5);
         fs::write(path.join("a"), "")?;
@@ -207,7 +207,7 @@ mod tests {
         fs::remove_dir_all(&path)?;
         fs::create_dir(&path)?;
         // Events of the removal, until the watch has moved to the new directory.
-        let new = Identity::at(&path);
+        let new = FileIdentity::at(&path);
         while directory.watcher.as_ref().map(|(_, watched)| *watched) != new {
             tokio::time::timeout(soon, directory.changed()).await.expect("noticed");
         }

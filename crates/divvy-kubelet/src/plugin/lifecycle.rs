@@ -12,12 +12,12 @@ use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
 use super::backoff::Backoff;
-use super::directory::{Directory, Identity};
+use super::directory::{FileIdentity, PluginDirectory};
 use super::lock::Lock;
 use super::service::Streams;
 use super::session::{Session, is_free};
-use super::socket::Names;
-use super::{Plugin, Settings, Status};
+use super::socket::SocketNames;
+use super::{Plugin, PluginSettings, PluginStatus};
 use crate::Result;
 use crate::api::v1beta1::RegisterRequest;
 use crate::api::v1beta1::registration_client::RegistrationClient;
@@ -31,38 +31,43 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct PluginServer<P> {
     plugin: Arc<P>,
-    settings: Settings,
+    settings: PluginSettings,
     stop: CancellationToken,
-    status: watch::Sender<Status>,
-    directory: Directory,
-    names: Names,
+    status: watch::Sender<PluginStatus>,
+    directory: PluginDirectory,
+    names: SocketNames,
     lock: Option<Lock>,
     backoff: Backoff,
     /// The time of the next attempt. A new kubelet socket triggers an attempt immediately.
     next_attempt: Instant,
-    last_tried: Option<Identity>,
+    last_tried: Option<FileIdentity>,
     last_complaint: Option<String>,
 }
 
 impl<P: Plugin> PluginServer<P> {
-    /// Run until `stop` is cancelled. Then end all streams immediately, let pending calls continue for [`Timing::grace`], remove the socket,
+    /// Run until `stop` is cancelled. Then end all streams immediately, let pending calls continue for [`PluginTiming::grace`], remove the socket,
     /// and return. The caller must be within a Tokio runtime. At most one `ListAndWatch` stream is open at any time, even across processes: a
     /// lock file `<prefix>.lock` in the directory makes a second process wait for the first.
     ///
-    /// `status` always holds the current [`Status`].
+    /// `status` always holds the current [`PluginStatus`].
     ///
     /// # Errors
     /// Fails only because of settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Every other failure
     /// is logged, appears in the status, and is retried indefinitely.
     ///
-    /// [`Timing::grace`]: super::Timing::grace
+    /// [`PluginTiming::grace`]: super::Timing::grace
     /// [`Error::PathTooLong`]: crate::Error::PathTooLong
     /// [`Error::SocketPrefix`]: crate::Error::SocketPrefix
-    pub async fn run(plugin: Arc<P>, settings: Settings, stop: CancellationToken, status: watch::Sender<Status>) -> Result<()> {
-        let names = Names::new(&settings)?;
+    pub async fn run(
+        plugin: Arc<P>,
+        settings: PluginSettings,
+        stop: CancellationToken,
+        status: watch::Sender<PluginStatus>,
+    ) -> Result<()> {
+        let names = SocketNames::new(&settings)?;
         let timing = settings.timing;
         let server = Self {
-            directory: Directory::new(&settings.device_plugin_dir, settings.kubelet_path(), timing.look_every),
+            directory: PluginDirectory::new(&settings.device_plugin_dir, settings.kubelet_path(), timing.look_every),
             names,
             lock: None,
             backoff: Backoff::new(timing.retry_first, timing.retry_max),
@@ -98,7 +103,7 @@ impl<P: Plugin> PluginServer<P> {
     }
 
     /// Serve until the server must stop, or the socket is gone.
-    async fn serve(&mut self) -> Result<(), Obstacle> {
+    async fn serve(&mut self) -> Result<(), ServeObstacle> {
         self.take_lock()?;
         let mut session = self.listen()?;
         info!(
@@ -122,7 +127,10 @@ impl<P: Plugin> PluginServer<P> {
     async fn keep_registered(mut self) {
         while let Some(kubelet) = self.wait_for_turn().await {
             match self.attempt(kubelet).await {
-                Ok(Ended { why: Why::Stopped, .. }) => break,
+                Ok(EndOfSession {
+                    why: SessionFailure::Stopped,
+                    ..
+                }) => break,
                 Ok(ended) => {
                     if ended.was_settled {
                         self.backoff.reset();
@@ -139,7 +147,7 @@ impl<P: Plugin> PluginServer<P> {
 
     /// Wait until `kubelet.sock` exists and it is time for an attempt: the socket is a new one, or the wait is over. Return
     /// `None` when the server must stop.
-    async fn wait_for_turn(&mut self) -> Option<Identity> {
+    async fn wait_for_turn(&mut self) -> Option<FileIdentity> {
         loop {
             if self.stop.is_cancelled() {
                 return None;
@@ -185,20 +193,20 @@ impl<P: Plugin> PluginServer<P> {
 
     /// Make one attempt, from taking the lock to the end of the last stream. The result is an error if the attempt fails before
     /// anything was served.
-    async fn attempt(&mut self, kubelet: Identity) -> Result<Ended, Obstacle> {
+    async fn attempt(&mut self, kubelet: FileIdentity) -> Result<EndOfSession, ServeObstacle> {
         self.take_lock()?;
         let kubelet_path = self.directory.kubelet_path().to_owned();
         let connected = tokio::select! {
-            () = self.stop.cancelled() => return Ok(Ended::stopped()),
+            () = self.stop.cancelled() => return Ok(EndOfSession::stopped()),
             connected = connect(&kubelet_path, CONNECT_TIMEOUT) => connected,
         };
-        let channel = connected.map_err(|error| Obstacle::NotListening {
+        let channel = connected.map_err(|error| ServeObstacle::NotListening {
             path: kubelet_path,
             error,
         })?;
         let mut session = self.listen()?;
         let ended = self.hold(&mut session, channel, kubelet).await;
-        let grace = if matches!(ended.why, Why::Stopped) {
+        let grace = if matches!(ended.why, SessionFailure::Stopped) {
             self.settings.timing.grace
         } else {
             GRACE_BETWEEN
@@ -209,12 +217,12 @@ impl<P: Plugin> PluginServer<P> {
         Ok(ended)
     }
 
-    fn listen(&mut self) -> Result<Session, Obstacle> {
+    fn listen(&mut self) -> Result<Session, ServeObstacle> {
         let socket = self.new_socket();
-        Session::listen(Arc::clone(&self.plugin), socket.clone()).map_err(|error| Obstacle::Listen { socket, error })
+        Session::listen(Arc::clone(&self.plugin), socket.clone()).map_err(|error| ServeObstacle::Listen { socket, error })
     }
 
-    fn take_lock(&mut self) -> Result<(), Obstacle> {
+    fn take_lock(&mut self) -> Result<(), ServeObstacle> {
         if self.lock.as_ref().is_some_and(Lock::is_in_place) {
             return Ok(());
         }
@@ -226,9 +234,9 @@ impl<P: Plugin> PluginServer<P> {
                 // Do not increase the wait: the other process also runs this code, and it drains within two seconds.
                 self.backoff.reset();
                 let resource = self.plugin.resource_name().to_owned();
-                return Err(Obstacle::Locked { resource, path });
+                return Err(ServeObstacle::Locked { resource, path });
             }
-            Err(error) => return Err(Obstacle::Lock { path, error }),
+            Err(error) => return Err(ServeObstacle::Lock { path, error }),
         }
         match self.names.remove_stale(self.directory.path()) {
             Ok(removed) => removed
@@ -257,7 +265,7 @@ impl<P: Plugin> PluginServer<P> {
     }
 
     /// Register, and return when this session has become useless.
-    async fn hold(&mut self, session: &mut Session, channel: Channel, kubelet: Identity) -> Ended {
+    async fn hold(&mut self, session: &mut Session, channel: Channel, kubelet: FileIdentity) -> EndOfSession {
         let started = Instant::now();
         let timing = self.settings.timing;
         let request = RegisterRequest {
@@ -282,7 +290,7 @@ impl<P: Plugin> PluginServer<P> {
                     status.last_error = None;
                 }
             });
-            let facts = Facts {
+            let facts = SessionFacts {
                 kubelet_then: kubelet,
                 kubelet_now: self.directory.kubelet(),
                 serving: session.is_serving() && session.is_in_place(),
@@ -297,14 +305,14 @@ impl<P: Plugin> PluginServer<P> {
                 .map(|at| at + timing.first_stream);
             tokio::select! {
                 biased;
-                () = self.stop.cancelled() => break Why::Stopped,
+                () = self.stop.cancelled() => break SessionFailure::Stopped,
                 answer = &mut register, if registered_at.is_none() => match answer {
                     Ok(Ok(_)) => {
                         registered_at = Some(Instant::now());
                         self.registered(session, started.elapsed());
                     }
-                    Ok(Err(status)) => break Why::Refused(status.message().to_owned()),
-                    Err(_) => break Why::NoAnswer(timing.register_timeout),
+                    Ok(Err(status)) => break SessionFailure::Refused(status.message().to_owned()),
+                    Err(_) => break SessionFailure::NoAnswer(timing.register_timeout),
                 },
                 () = session.changed(), if session.is_serving() => {}
                 () = self.directory.changed() => {}
@@ -312,7 +320,7 @@ impl<P: Plugin> PluginServer<P> {
             }
         };
         let was_settled = stream_since.is_some_and(|since| since.elapsed() >= timing.settled);
-        Ended { why, was_settled }
+        EndOfSession { why, was_settled }
     }
 
     fn registered(&mut self, session: &Session, took: Duration) {
@@ -340,7 +348,7 @@ impl<P: Plugin> PluginServer<P> {
         self.last_complaint = Some(text);
     }
 
-    fn set_status(&self, change: impl FnOnce(&mut Status)) {
+    fn set_status(&self, change: impl FnOnce(&mut PluginStatus)) {
         self.status.send_if_modified(|status| {
             let before = status.clone();
             change(status);
@@ -355,7 +363,7 @@ impl<P: Plugin> PluginServer<P> {
 /// Why nothing is served. The server tries again.
 // No `source`: the texts already contain the causes, and an error chain would print them twice.
 #[derive(Debug, thiserror::Error)]
-enum Obstacle {
+enum ServeObstacle {
     #[error("the kubelet does not listen on {}: {}; trying again", path.display(), innermost(error))]
     NotListening { path: PathBuf, error: tonic::transport::Error },
     #[error("cannot listen on {}: {error}; trying again", socket.display())]
@@ -368,16 +376,16 @@ enum Obstacle {
 
 /// The end of a session.
 #[derive(Debug)]
-struct Ended {
-    why: Why,
-    /// Whether the kubelet's stream was open for at least `Timing::settled`. If so, the wait before the next attempt is reset.
+struct EndOfSession {
+    why: SessionFailure,
+    /// Whether the kubelet's stream was open for at least `PluginTiming::settled`. If so, the wait before the next attempt is reset.
     was_settled: bool,
 }
 
-impl Ended {
+impl EndOfSession {
     fn stopped() -> Self {
         Self {
-            why: Why::Stopped,
+            why: SessionFailure::Stopped,
             was_settled: false,
         }
     }
@@ -385,7 +393,7 @@ impl Ended {
 
 /// Why a session has become useless.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Why {
+enum SessionFailure {
     Stopped,
     KubeletReplaced,
     SocketLost,
@@ -395,7 +403,7 @@ enum Why {
     NoAnswer(Duration),
 }
 
-impl Why {
+impl SessionFailure {
     fn to_text(&self) -> String {
         match self {
             Self::Stopped => "stopped".to_owned(),
@@ -417,10 +425,10 @@ impl Why {
 
 /// The state of a session at one moment.
 #[derive(Debug, Clone, Copy)]
-struct Facts {
+struct SessionFacts {
     /// The identity of the `kubelet.sock` with which the session began.
-    kubelet_then: Identity,
-    kubelet_now: Option<Identity>,
+    kubelet_then: FileIdentity,
+    kubelet_now: Option<FileIdentity>,
     /// Whether the plugin's server is running, with its socket in the directory.
     serving: bool,
     streams: Streams,
@@ -430,20 +438,20 @@ struct Facts {
 
 /// Return why the session has become useless, or `None` if it has not. A missing `kubelet.sock` is not a reason: as long as the
 /// stream is open, the kubelet is running, and the end of the stream will be noticed.
-fn verdict(facts: &Facts, first_stream: Duration) -> Option<Why> {
+fn verdict(facts: &SessionFacts, first_stream: Duration) -> Option<SessionFailure> {
     if facts.kubelet_now.is_some_and(|now| now != facts.kubelet_then) {
-        return Some(Why::KubeletReplaced);
+        return Some(SessionFailure::KubeletReplaced);
     }
     if !facts.serving {
-        return Some(Why::SocketLost);
+        return Some(SessionFailure::SocketLost);
     }
     if facts.streams.opened > 0 {
-        return (facts.streams.open == 0).then_some(Why::StreamEnded);
+        return (facts.streams.open == 0).then_some(SessionFailure::StreamEnded);
     }
     facts
         .registered_for
         .filter(|since| *since >= first_stream)
-        .map(|_| Why::NeverListened(first_stream))
+        .map(|_| SessionFailure::NeverListened(first_stream))
 }
 
 /// Return the text of the last error in the chain, which is the one that users understand ("Connection refused", not "transport

@@ -8,12 +8,12 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::directory::Identity;
+use super::directory::FileIdentity;
 
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
-    identity: Identity,
+    identity: FileIdentity,
     /// The locked file. The lock lasts as long as the file is open.
     _file: File,
 }
@@ -28,8 +28,8 @@ impl Lock {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         // The previous holder removes the file when it ends, so the locked file may no longer be the file at this path.
-        let identity = Identity::of_file(&file.metadata()?);
-        if Identity::at(path) != Some(identity) {
+        let identity = FileIdentity::of_file(&file.metadata()?);
+        if FileIdentity::at(path) != Some(identity) {
             return Ok(None);
         }
         Ok(Some(Self {
@@ -41,7 +41,7 @@ impl Lock {
 
     /// Report whether the locked file is still the one in the directory.
     pub(super) fn is_in_place(&self) -> bool {
-        Identity::at(&self.path) == Some(self.identity)
+        FileIdentity::at(&self.path) == Some(self.identity)
     }
 }
 

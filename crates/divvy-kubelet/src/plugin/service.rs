@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::{error, warn};
 
-use super::{Device, Options, Plugin};
+use super::{Plugin, PluginDevice, PluginOptions};
 use crate::api::{KUBELET_MESSAGE_LIMIT, v1beta1};
 
 /// The `ListAndWatch` streams of one listener.
@@ -25,7 +25,7 @@ pub(super) struct Streams {
 
 /// Signals that end the parts of a server one after the other.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Ending {
+pub(super) struct ServerEnding {
     /// Cancelled to end the streams and to accept no further connections and streams. Pending calls continue.
     pub(super) streams: CancellationToken,
     /// Cancelled to fail pending calls with an explanation.
@@ -35,14 +35,14 @@ pub(super) struct Ending {
 }
 
 #[derive(Debug)]
-pub(super) struct Service<P> {
+pub(super) struct PluginService<P> {
     pub(super) plugin: Arc<P>,
     pub(super) streams: Arc<watch::Sender<Streams>>,
-    pub(super) ending: Ending,
+    pub(super) ending: ServerEnding,
 }
 
-impl From<Options> for v1beta1::DevicePluginOptions {
-    fn from(options: Options) -> Self {
+impl From<PluginOptions> for v1beta1::DevicePluginOptions {
+    fn from(options: PluginOptions) -> Self {
         Self {
             pre_start_required: options.pre_start_required,
             get_preferred_allocation_available: options.preferred_allocation,
@@ -51,7 +51,7 @@ impl From<Options> for v1beta1::DevicePluginOptions {
 }
 
 #[tonic::async_trait]
-impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
+impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for PluginService<P> {
     type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<v1beta1::ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(
@@ -70,14 +70,14 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
             warn!("refused a ListAndWatch call: {text}");
             return Err(Status::already_exists(text));
         };
-        let list = List {
+        let list = DeviceStream {
             resource: self.plugin.resource_name().to_owned(),
             devices: self.plugin.devices(),
             sent: None,
             end: self.ending.streams.clone(),
             _open: open,
         };
-        Ok(Response::new(Box::pin(futures::stream::unfold(list, List::next))))
+        Ok(Response::new(Box::pin(futures::stream::unfold(list, DeviceStream::next))))
     }
 
     async fn get_preferred_allocation(
@@ -146,15 +146,15 @@ impl Drop for OpenStream {
 }
 
 /// One `ListAndWatch` stream.
-struct List {
+struct DeviceStream {
     resource: String,
-    devices: watch::Receiver<Arc<Vec<Device>>>,
-    sent: Option<Arc<Vec<Device>>>,
+    devices: watch::Receiver<Arc<Vec<PluginDevice>>>,
+    sent: Option<Arc<Vec<PluginDevice>>>,
     end: CancellationToken,
     _open: OpenStream,
 }
 
-impl List {
+impl DeviceStream {
     /// Wait for a list that differs from the last one sent, and return it. Equal lists are skipped, because each message makes
     /// the kubelet rewrite its checkpoint.
     async fn next(mut self) -> Option<(Result<v1beta1::ListAndWatchResponse, Status>, Self)> {
@@ -195,15 +195,15 @@ impl List {
 }
 
 /// Report whether two lists have the same content, regardless of the order.
-fn same_devices(one: &Arc<Vec<Device>>, other: &Arc<Vec<Device>>) -> bool {
+fn same_devices(one: &Arc<Vec<PluginDevice>>, other: &Arc<Vec<PluginDevice>>) -> bool {
     if Arc::ptr_eq(one, other) || one == other {
         return true;
     }
-    let set = |list: &Arc<Vec<Device>>| list.iter().cloned().collect::<BTreeSet<Device>>();
+    let set = |list: &Arc<Vec<PluginDevice>>| list.iter().cloned().collect::<BTreeSet<PluginDevice>>();
     set(one) == set(other)
 }
 
-fn to_wire(device: &Device) -> v1beta1::Device {
+fn to_wire(device: &PluginDevice) -> v1beta1::Device {
     v1beta1::Device {
         id: device.id.clone(),
         health: if device.healthy { "Healthy" } else { "Unhealthy" }.to_owned(),
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn lists_are_compared_by_content_and_not_by_order() {
-        let device = |id: &str, healthy| Device {
+        let device = |id: &str, healthy| PluginDevice {
             id: id.into(),
             healthy,
             numa: Some(0),
@@ -233,7 +233,7 @@ mod tests {
         assert!(!same_devices(
             &one,
             &Arc::new(vec![
-                Device {
+                PluginDevice {
                     numa: None,
                     ..device("a", true)
                 },
@@ -247,7 +247,7 @@ mod tests {
     fn a_quarter_of_the_limit_holds_4096_ids() {
         let devices = (0..4096)
             .map(|slot| {
-                to_wire(&Device {
+                to_wire(&PluginDevice {
                     id: format!("GPU-01234567-89ab-cdef-0123-456789abcdef::m{slot}"),
                     healthy: true,
                     numa: Some(1),

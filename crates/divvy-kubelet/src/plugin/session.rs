@@ -17,8 +17,8 @@ use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
 use super::Plugin;
-use super::directory::Identity;
-use super::service::{Ending, Service, Streams};
+use super::directory::FileIdentity;
+use super::service::{PluginService, ServerEnding, Streams};
 use crate::AnyAuthority;
 use crate::api::MESSAGE_LIMIT;
 use crate::api::v1beta1::device_plugin_server::DevicePluginServer;
@@ -29,8 +29,8 @@ const FOR_ANSWERS: u32 = 10;
 #[derive(Debug)]
 pub(super) struct Session {
     socket: PathBuf,
-    identity: Identity,
-    ending: Ending,
+    identity: FileIdentity,
+    ending: ServerEnding,
     streams: watch::Receiver<Streams>,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
@@ -40,11 +40,11 @@ impl Session {
     pub(super) fn listen<P: Plugin>(plugin: Arc<P>, socket: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&socket)?;
         let identity =
-            Identity::at(&socket).ok_or_else(|| io::Error::other("the socket was removed right after its creation"))?;
-        let ending = Ending::default();
+            FileIdentity::at(&socket).ok_or_else(|| io::Error::other("the socket was removed right after its creation"))?;
+        let ending = ServerEnding::default();
         let streams = Arc::new(watch::Sender::new(Streams::default()));
         let watched = streams.subscribe();
-        let service = DevicePluginServer::new(Service {
+        let service = DevicePluginServer::new(PluginService {
             plugin,
             streams,
             ending: ending.clone(),
@@ -76,7 +76,7 @@ impl Session {
 
     /// Report whether the file at the socket's path is still this session's socket.
     pub(super) fn is_in_place(&self) -> bool {
-        Identity::at(&self.socket) == Some(self.identity)
+        FileIdentity::at(&self.socket) == Some(self.identity)
     }
 
     pub(super) fn streams(&self) -> Streams {
@@ -143,12 +143,12 @@ impl Drop for Session {
     }
 }
 
-fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Stream<Item = io::Result<Connection>> {
+fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Stream<Item = io::Result<CuttableConnection>> {
     futures::stream::unfold((listener, cut), |(listener, cut)| async {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let connection = Connection {
+                    let connection = CuttableConnection {
                         stream: AnyAuthority::new(stream),
                         cut: Box::pin(cut.clone().cancelled_owned()),
                     };
@@ -165,12 +165,12 @@ fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Str
 }
 
 /// A connection that can be closed even if the peer is stopped or does not read.
-struct Connection {
+struct CuttableConnection {
     stream: AnyAuthority<UnixStream>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Connection {
+impl CuttableConnection {
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match self.cut.as_mut().poll(context) {
             Poll::Ready(()) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the plugin is stopping")),
@@ -179,20 +179,20 @@ impl Connection {
     }
 }
 
-impl Connected for Connection {
+impl Connected for CuttableConnection {
     type ConnectInfo = ();
 
     fn connect_info(&self) -> Self::ConnectInfo {}
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for CuttableConnection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.check(context)?;
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for CuttableConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)

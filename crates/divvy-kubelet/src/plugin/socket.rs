@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use super::Settings;
+use super::PluginSettings;
 use crate::{Error, Result};
 
 /// The maximum length of a Unix socket's path in bytes: `sockaddr_un.sun_path` has 108 bytes, including the NUL.
@@ -17,15 +17,15 @@ const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 /// Gives every socket a different name, so that a new process or listener is never mistaken for its predecessor. If the name is
 /// fixed, all sockets have the same name.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct SocketNames {
     prefix: String,
     is_fixed: bool,
     last: u64,
 }
 
-impl Names {
+impl SocketNames {
     /// Check that the prefix is valid in a file name, and that the paths fit into a socket address.
-    pub(super) fn new(settings: &Settings) -> Result<Self> {
+    pub(super) fn new(settings: &PluginSettings) -> Result<Self> {
         let prefix = &settings.socket_prefix;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         if prefix.is_empty() || !prefix.bytes().all(plain) {
@@ -98,8 +98,8 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
-    fn names(directory: impl AsRef<Path>, prefix: &str) -> Result<Names> {
-        Names::new(&Settings::new(directory.as_ref(), prefix))
+    fn names(directory: impl AsRef<Path>, prefix: &str) -> Result<SocketNames> {
+        SocketNames::new(&PluginSettings::new(directory.as_ref(), prefix))
     }
 
     #[test]
@@ -154,9 +154,9 @@ mod tests {
             [dir.path().join("mem-000000.sock"), dir.path().join("mem-abc123.sock")]
         );
         assert_eq!(fs::read_dir(dir.path())?.count(), 5);
-        let mut fixed = Names::new(&Settings {
+        let mut fixed = SocketNames::new(&PluginSettings {
             is_socket_fixed: true,
-            ..Settings::new(dir.path(), "mem")
+            ..PluginSettings::new(dir.path(), "mem")
         })?;
         assert_eq!((fixed.next(1), fixed.next(2)), ("mem.sock".to_owned(), "mem.sock".to_owned()));
         assert_eq!(fixed.remove_stale(dir.path())?, [dir.path().join("mem.sock")]);

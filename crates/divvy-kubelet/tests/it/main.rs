@@ -7,7 +7,7 @@ mod test_plugin;
 
 use std::time::Duration;
 
-use divvy_kubelet::plugin::Settings;
+use divvy_kubelet::plugin::PluginSettings;
 use fake_kubelet::Kubelet;
 use tempfile::TempDir;
 use test_plugin::{Running, TestPlugin};
@@ -24,7 +24,7 @@ async fn registered() -> (TempDir, Kubelet, Running) {
 async fn registered_with(plugin: TestPlugin) -> (TempDir, Kubelet, Running) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
-    let running = Running::with(plugin, Settings::new(dir.path(), "test-memory"));
+    let running = Running::with(plugin, PluginSettings::new(dir.path(), "test-memory"));
     kubelet.wait_registered(1).await;
     (dir, kubelet, running)
 }

@@ -7,7 +7,7 @@ use divvy_kubelet::api::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreStartContainerRequest,
     PreferredAllocationRequest,
 };
-use divvy_kubelet::plugin::Settings;
+use divvy_kubelet::plugin::PluginSettings;
 use tempfile::tempdir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -43,7 +43,8 @@ async fn k04_one_list_at_first_then_one_for_each_real_change() {
 
     let mut sick = devices(4);
     sick[2].healthy = false;
-    let publish = |devices: &[divvy_kubelet::plugin::Device]| running.plugin.devices.send_replace(Arc::new(devices.to_vec()));
+    let publish =
+        |devices: &[divvy_kubelet::plugin::PluginDevice]| running.plugin.devices.send_replace(Arc::new(devices.to_vec()));
     publish(&sick);
     let second = kubelet.wait("the second list", |record| record.lists.len() == 2).await;
     let health: Vec<&str> = second.lists[1].iter().map(|device| device.health.as_str()).collect();
@@ -157,7 +158,7 @@ async fn k21_a_list_that_no_kubelet_accepts_is_refused() {
     let kubelet = Kubelet::started(dir.path());
     let plugin = TestPlugin::default();
     plugin.devices.send_replace(Arc::new(devices(80_000)));
-    let running = Running::with(plugin, Settings::new(dir.path(), "test-memory"));
+    let running = Running::with(plugin, PluginSettings::new(dir.path(), "test-memory"));
     let record = kubelet.wait("an error", |record| !record.stream_errors.is_empty()).await;
     let status = &record.stream_errors[0];
     assert_eq!(status.code(), Code::ResourceExhausted);

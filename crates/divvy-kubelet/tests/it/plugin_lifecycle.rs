@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use divvy_kubelet::api::connect;
 use divvy_kubelet::api::v1beta1::device_plugin_client::DevicePluginClient;
 use divvy_kubelet::api::v1beta1::{Empty, PreStartContainerRequest, PreStartContainerResponse};
-use divvy_kubelet::plugin::{Settings, Timing};
+use divvy_kubelet::plugin::{PluginSettings, PluginTiming};
 use tempfile::tempdir;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -108,11 +108,11 @@ async fn k01_a_refused_registration_is_tried_for_ever() {
 /// It takes the registration.
 #[tokio::test]
 async fn k03_a_kubelet_that_never_listens_is_asked_again() {
-    assert_eq!(Timing::default().first_stream, Duration::from_secs(5));
+    assert_eq!(PluginTiming::default().first_stream, Duration::from_secs(5));
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
     kubelet.next([Next::NeverListen]);
-    let mut settings = Settings::new(dir.path(), "test-memory");
+    let mut settings = PluginSettings::new(dir.path(), "test-memory");
     settings.timing.first_stream = Duration::from_millis(300);
     let mut running = Running::with(TestPlugin::default(), settings);
     let status = running.wait("the first registration", |status| status.registered).await;
@@ -128,7 +128,7 @@ async fn a_plugin_waits_for_a_kubelet_that_is_not_there_and_says_so() {
     let directory = dir.path().join("device-plugins");
     let mut running = Running::start(&directory);
     let missing = |text: &'static str| {
-        move |status: &divvy_kubelet::plugin::Status| status.last_error.as_ref().is_some_and(|error| error.contains(text))
+        move |status: &divvy_kubelet::plugin::PluginStatus| status.last_error.as_ref().is_some_and(|error| error.contains(text))
     };
     running.wait("no directory", missing("device-plugins does not exist")).await;
     fs::create_dir(&directory).expect("made");
@@ -201,9 +201,9 @@ async fn a_fixed_socket_keeps_its_name() {
     let kubelet = Kubelet::started(dir.path());
     let socket = dir.path().join("nvidia-gpu.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).expect("a socket that a killed process left"));
-    let settings = Settings {
+    let settings = PluginSettings {
         is_socket_fixed: true,
-        ..Settings::new(dir.path(), "nvidia-gpu")
+        ..PluginSettings::new(dir.path(), "nvidia-gpu")
     };
     let mut running = Running::with(TestPlugin::default(), settings);
     kubelet.wait_registered(1).await;
@@ -311,7 +311,7 @@ fn resources() -> (usize, usize) {
 async fn k08_a_second_process_waits_for_the_end_of_the_first() {
     let (dir, kubelet, first) = registered().await;
     let mut second = Running::start(dir.path());
-    let waiting = |status: &divvy_kubelet::plugin::Status| {
+    let waiting = |status: &divvy_kubelet::plugin::PluginStatus| {
         status
             .last_error
             .as_ref()
@@ -393,8 +393,8 @@ async fn a_second_stream_is_refused_and_leaves_the_first_alone() {
 #[tokio::test]
 async fn a_too_long_socket_path_is_clearly_refused() {
     let dir = tempdir().expect("a temporary directory");
-    let settings = Settings::new(dir.path().join("d".repeat(100)), "test-memory");
-    let (status, _) = tokio::sync::watch::channel(divvy_kubelet::plugin::Status::default());
+    let settings = PluginSettings::new(dir.path().join("d".repeat(100)), "test-memory");
+    let (status, _) = tokio::sync::watch::channel(divvy_kubelet::plugin::PluginStatus::default());
     let plugin = std::sync::Arc::new(TestPlugin::default());
     let stop = tokio_util::sync::CancellationToken::new();
     let error = divvy_kubelet::plugin::PluginServer::run(plugin, settings, stop, status)
@@ -408,10 +408,10 @@ async fn a_too_long_socket_path_is_clearly_refused() {
 async fn an_unregistered_plugin_serves_without_a_kubelet() {
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
-    let settings = Settings {
+    let settings = PluginSettings {
         registers: false,
         is_socket_fixed: true,
-        ..Settings::new(dir.path(), "test-memory")
+        ..PluginSettings::new(dir.path(), "test-memory")
     };
     let running = Running::with(TestPlugin::default(), settings);
     let socket = dir.path().join("test-memory.sock");

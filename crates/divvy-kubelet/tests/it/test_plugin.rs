@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_kubelet::Result;
-use divvy_kubelet::plugin::{Answer, Device, Options, Plugin, PluginServer, Refusal, Settings, Status};
+use divvy_kubelet::plugin::{
+    AllocateAnswer, CallRefusal, Plugin, PluginDevice, PluginOptions, PluginServer, PluginSettings, PluginStatus,
+};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +18,7 @@ pub(crate) const RESOURCE: &str = "vendor.example/memory";
 
 #[derive(Debug)]
 pub(crate) struct TestPlugin {
-    pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
+    pub(crate) devices: watch::Sender<Arc<Vec<PluginDevice>>>,
     /// The permits for starts of containers. Each start consumes one.
     pub(crate) starts: Semaphore,
     pub(crate) starting: watch::Sender<usize>,
@@ -32,9 +34,9 @@ impl Default for TestPlugin {
     }
 }
 
-pub(crate) fn devices(count: usize) -> Vec<Device> {
+pub(crate) fn devices(count: usize) -> Vec<PluginDevice> {
     (0..count)
-        .map(|slot| Device {
+        .map(|slot| PluginDevice {
             id: format!("GPU-01234567-89ab-cdef-0123-456789abcdef::m{slot}"),
             healthy: true,
             numa: Some(0),
@@ -47,39 +49,39 @@ impl Plugin for TestPlugin {
         RESOURCE
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> PluginOptions {
+        PluginOptions {
             pre_start_required: true,
             preferred_allocation: true,
         }
     }
 
-    fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
+    fn devices(&self) -> watch::Receiver<Arc<Vec<PluginDevice>>> {
         self.devices.subscribe()
     }
 
-    fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
+    fn allocate(&self, ids: &[String]) -> Result<AllocateAnswer, CallRefusal> {
         let known = self.devices.borrow();
         if let Some(unknown) = ids.iter().find(|id| known.iter().all(|device| device.id != **id)) {
-            return Err(Refusal::invalid(format!(
+            return Err(CallRefusal::invalid(format!(
                 "{unknown:?} is not a device of {RESOURCE}; nothing was allocated"
             )));
         }
-        Ok(Answer {
+        Ok(AllocateAnswer {
             cdi_devices: vec![format!("vendor.example/class={}", ids.len())],
-            ..Answer::default()
+            ..AllocateAnswer::default()
         })
     }
 
-    async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
+    async fn pre_start(&self, ids: Vec<String>) -> Result<(), CallRefusal> {
         self.starting.send_modify(|count| *count += 1);
         self.starts
             .acquire()
             .await
-            .map_err(|_| Refusal::failed("no more starts"))?
+            .map_err(|_| CallRefusal::failed("no more starts"))?
             .forget();
         match ids.as_slice() {
-            [] => Err(Refusal::not_yet("memory still held by default/other:\n3 MiB – wait")),
+            [] => Err(CallRefusal::not_yet("memory still held by default/other:\n3 MiB – wait")),
             _ => Ok(()),
         }
     }
@@ -90,19 +92,19 @@ impl Plugin for TestPlugin {
 pub(crate) struct Running {
     pub(crate) plugin: Arc<TestPlugin>,
     pub(crate) stop: CancellationToken,
-    pub(crate) status: watch::Receiver<Status>,
+    pub(crate) status: watch::Receiver<PluginStatus>,
     task: JoinHandle<Result<()>>,
 }
 
 impl Running {
     pub(crate) fn start(directory: &Path) -> Self {
-        Self::with(TestPlugin::default(), Settings::new(directory, "test-memory"))
+        Self::with(TestPlugin::default(), PluginSettings::new(directory, "test-memory"))
     }
 
-    pub(crate) fn with(plugin: TestPlugin, settings: Settings) -> Self {
+    pub(crate) fn with(plugin: TestPlugin, settings: PluginSettings) -> Self {
         let plugin = Arc::new(plugin);
         let stop = CancellationToken::new();
-        let (sender, status) = watch::channel(Status::default());
+        let (sender, status) = watch::channel(PluginStatus::default());
         let task = tokio::spawn(PluginServer::run(Arc::clone(&plugin), settings, stop.clone(), sender));
         Self {
             plugin,
@@ -112,7 +114,7 @@ impl Running {
         }
     }
 
-    pub(crate) async fn wait(&mut self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
+    pub(crate) async fn wait(&mut self, what: &str, condition: impl FnMut(&PluginStatus) -> bool) -> PluginStatus {
         let last = self.status.clone();
         match tokio::time::timeout(DEADLINE, self.status.wait_for(condition)).await {
             Ok(status) => status.expect("the server runs").clone(),
@@ -120,8 +122,8 @@ impl Running {
         }
     }
 
-    pub(crate) async fn wait_ready(&mut self) -> Status {
-        self.wait("ready", Status::is_ready).await
+    pub(crate) async fn wait_ready(&mut self) -> PluginStatus {
+        self.wait("ready", PluginStatus::is_ready).await
     }
 
     /// Stop the server, and return how long that took.

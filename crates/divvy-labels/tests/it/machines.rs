@@ -1,6 +1,6 @@
-use divvy_labels::{Fabric, Gpu, Labels, Machine, NodeFeature, PciDevice, labels, node_feature};
+use divvy_labels::{LabeledFabric, LabeledGpu, LabeledMachine, Labels, NodeFeature, PciDevice, labels, node_feature};
 use divvy_model::{MiB, MigDevice, MigParts};
-use divvy_nvidia_config::Config;
+use divvy_nvidia_config::NvidiaConfig;
 use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ fn mig_device() -> impl Strategy<Value = MigDevice> {
     })
 }
 
-fn gpu() -> impl Strategy<Value = Gpu> {
+fn gpu() -> impl Strategy<Value = LabeledGpu> {
     let fabric = (prop_oneof![3 => Just("c".to_owned()), 1 => text()], number());
     let facts = (
         model(),
@@ -73,9 +73,9 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         prop_oneof![Just(Some(0x03_02_00)), of(any::<u32>())],
         of(any::<bool>()),
         vec(mig_device(), 0..=7),
-        of(fabric.prop_map(|(cluster, clique)| Fabric { cluster, clique })),
+        of(fabric.prop_map(|(cluster, clique)| LabeledFabric { cluster, clique })),
     );
-    facts.prop_map(|(model, memory, cc, pci_class, mig, mig_devices, fabric)| Gpu {
+    facts.prop_map(|(model, memory, cc, pci_class, mig, mig_devices, fabric)| LabeledGpu {
         model,
         memory: MiB(memory),
         cc,
@@ -87,14 +87,14 @@ fn gpu() -> impl Strategy<Value = Gpu> {
 }
 
 /// Up to 16 GPUs with up to 112 MIG devices. Some machines have 16 times the same GPU.
-fn gpus() -> impl Strategy<Value = Vec<Gpu>> {
+fn gpus() -> impl Strategy<Value = Vec<LabeledGpu>> {
     prop_oneof![
         3 => vec(gpu(), 0..=16),
         1 => (gpu(), 1..=16usize).prop_map(|(gpu, count)| vec![gpu; count]),
     ]
 }
 
-fn any_machine() -> impl Strategy<Value = Machine> {
+fn any_machine() -> impl Strategy<Value = LabeledMachine> {
     let version = prop_oneof![
         2 => Just("550.54.15".to_owned()),
         1 => (text(), text()).prop_map(|(major, minor)| format!("{major}.{minor}")),
@@ -109,7 +109,7 @@ fn any_machine() -> impl Strategy<Value = Machine> {
         config_space,
         any::<u64>(),
     )
-        .prop_map(|(gpus, driver, cuda, machine_type, pci, timestamp)| Machine {
+        .prop_map(|(gpus, driver, cuda, machine_type, pci, timestamp)| LabeledMachine {
             driver,
             cuda,
             machine_type,
@@ -119,7 +119,7 @@ fn any_machine() -> impl Strategy<Value = Machine> {
         })
 }
 
-fn any_config() -> impl Strategy<Value = Config> {
+fn any_config() -> impl Strategy<Value = NvidiaConfig> {
     let strategies = prop_oneof![Just("none"), Just("single"), Just("mixed")];
     let files = prop_oneof![
         Just(String::new()),
@@ -166,14 +166,14 @@ proptest! {
         }),
         config in any_config(),
     ) {
-        let turned = Machine { gpus: turned, ..machine.clone() };
+        let turned = LabeledMachine { gpus: turned, ..machine.clone() };
         prop_assert_eq!(labels(&machine, &config), labels(&turned, &config));
     }
 
     #[test]
     fn the_memory_is_that_of_the_largest_gpu(found in gpus()) {
         let largest = found.iter().map(|gpu| gpu.memory.0).max().filter(|memory| *memory > 0);
-        let machine = Machine { gpus: found, ..machine(0) };
+        let machine = LabeledMachine { gpus: found, ..machine(0) };
         let found = labels(&machine, &config(&[], "")).expect("labels").labels;
         prop_assert_eq!(found.get("nvidia.com/gpu.memory").cloned(), largest.map(|memory| memory.to_string()));
     }
@@ -184,7 +184,7 @@ fn a_fabric_is_a_label_only_if_all_its_gpus_agree() {
     let with = |cliques: &[u32]| {
         let mut machine = machine(cliques.len());
         for (gpu, clique) in machine.gpus.iter_mut().zip(cliques) {
-            gpu.fabric = Some(Fabric {
+            gpu.fabric = Some(LabeledFabric {
                 cluster: "7b968a6d-c8aa-45e1-9e07-e1e51be99c31".to_owned(),
                 clique: *clique,
             });
@@ -232,7 +232,7 @@ fn a_node_feature_names_its_node() {
 #[test]
 fn an_unreadable_machine_type_is_unknown() {
     for (machine_type, expected) in [(None, "unknown"), (Some(""), ""), (Some(" \n"), ""), (Some("A B\n"), "A-B")] {
-        let machine = Machine {
+        let machine = LabeledMachine {
             machine_type: machine_type.map(str::to_owned),
             ..machine(1)
         };

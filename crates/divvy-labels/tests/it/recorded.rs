@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 
-use divvy_labels::{Error, Machine, file, labels};
+use divvy_labels::{Error, LabeledMachine, file, labels};
 use divvy_model::MiB;
-use divvy_nvidia_config::Config;
+use divvy_nvidia_config::NvidiaConfig;
 
 use crate::build::{config, divided, machine};
 
@@ -11,7 +11,7 @@ const RENAMED: &str = "sharing: {timeSlicing: {renameByDefault: true, resources:
 const MPS: &str = "flags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}";
 
 /// Compare the labels with a recorded file. Lines that begin with an element of `more` exist only in Divvy.
-fn check(name: &str, machine: &Machine, config: &Config, more: &[&str]) {
+fn check(name: &str, machine: &LabeledMachine, config: &NvidiaConfig, more: &[&str]) {
     let path = format!("{}/tests/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     let recorded = std::fs::read_to_string(path).expect("the recorded file");
     let printed = file(&labels(machine, config).expect("labels"));

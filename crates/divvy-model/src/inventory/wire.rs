@@ -92,7 +92,7 @@ struct WireGpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     test: Option<String>,
     #[serde(default)]
-    links: Vec<super::Link>,
+    links: Vec<super::GpuLink>,
     /// [`Enforcement::name`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     enforcement: Option<String>,
@@ -102,15 +102,15 @@ struct WireGpu {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Link(String, String, u32);
 
-impl From<Link> for super::Link {
-    fn from(Link(peer, kind, count): Link) -> super::Link {
+impl From<Link> for super::GpuLink {
+    fn from(Link(peer, kind, count): Link) -> super::GpuLink {
         let kind = kind.into();
-        super::Link { peer, kind, count }
+        super::GpuLink { peer, kind, count }
     }
 }
 
-impl From<super::Link> for Link {
-    fn from(link: super::Link) -> Link {
+impl From<super::GpuLink> for Link {
+    fn from(link: super::GpuLink) -> Link {
         Link(link.peer, link.kind.as_str().to_owned(), link.count)
     }
 }
@@ -352,7 +352,7 @@ mod tests {
             let uuid = |number: usize| format!("{}-{number:036}", if number >= 16 { "MIG" } else { "GPU" });
             let parent = (number.saturating_sub(16)) / 8;
             let peers = (0..16).filter(|peer| !is_part && *peer != number);
-            let link = |peer, kind| crate::Link {
+            let link = |peer, kind| crate::GpuLink {
                 peer: uuid(peer),
                 kind,
                 count: 18,

@@ -3,11 +3,11 @@
 //! Sources: <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html> (October 2025; the column "immediate action"),
 //! and NVIDIA/open-gpu-kernel-modules, `src/common/sdk/nvidia/inc/nverror.h` (the numbers).
 
-use Action::{CheckLinks, CheckPower, Ignore, RebootNode, ResetGpu, RestartProgram, Support, UpdateDriver};
+use XidAction::{CheckLinks, CheckPower, Ignore, RebootNode, ResetGpu, RestartProgram, Support, UpdateDriver};
 
 /// What to do after an XID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum XidAction {
     /// Nothing. The GPU and its programs continue.
     Ignore,
     /// Start the program again. The other programs on the GPU continue.
@@ -34,11 +34,11 @@ pub struct Xid {
     /// What happened, for example `GPU memory page fault`.
     pub name: &'static str,
     /// What to do according to the number alone.
-    pub action: Action,
+    pub action: XidAction,
 }
 
 /// Return one row for several numbers.
-const fn rows(first: u64, last: u64, action: Action, name: &'static str) -> Xid {
+const fn rows(first: u64, last: u64, action: XidAction, name: &'static str) -> Xid {
     Xid {
         first,
         last,
@@ -47,7 +47,7 @@ const fn rows(first: u64, last: u64, action: Action, name: &'static str) -> Xid 
     }
 }
 
-const fn row(number: u64, action: Action, name: &'static str) -> Xid {
+const fn row(number: u64, action: XidAction, name: &'static str) -> Xid {
     rows(number, number, action, name)
 }
 
@@ -144,7 +144,7 @@ pub fn lookup(number: u64) -> Option<&'static Xid> {
 
 /// Return what to do after an XID, given the rest of its line in the kernel log, which may say more than the number: `RST: No` (memory
 /// errors), `Nonfatal` (NVLink), or the action itself (154: `changed from 0x0 (None) to 0x1 (GPU Reset Required)`).
-pub fn action(number: u64, text: &str) -> Action {
+pub fn action(number: u64, text: &str) -> XidAction {
     let text = text.to_ascii_lowercase();
     let says = |words: &str| text.contains(words);
     match number {

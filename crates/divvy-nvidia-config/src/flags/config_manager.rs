@@ -1,9 +1,9 @@
 //! The flags that only `config-manager` has.
 
-use super::Kind::{Bool, List, Number, Text};
-use super::{Flag, Program, flag};
+use super::FlagKind::{Bool, List, Number, Text};
+use super::{Flag, NvidiaProgram, flag};
 
-const MANAGER: &[Program] = &[Program::ConfigManager];
+const MANAGER: &[NvidiaProgram] = &[NvidiaProgram::ConfigManager];
 
 pub(super) const FLAGS: [Flag; 9] = [
     flag(

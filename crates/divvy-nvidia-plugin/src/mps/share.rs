@@ -9,7 +9,7 @@ use super::Daemon;
 
 /// A process of a container on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Client {
+pub struct MpsProcess {
     /// The GPU's UUID.
     pub gpu: String,
     /// The UID of the container's pod.
@@ -53,18 +53,18 @@ impl fmt::Display for Excess {
 
 /// The containers that used more than their share at the last count.
 #[derive(Debug, Clone, Default)]
-pub struct Shares {
+pub struct SharesAbove {
     /// The container runtime's ID of each, and the GPU's UUID.
     above: BTreeSet<(String, String)>,
 }
 
-impl Shares {
+impl SharesAbove {
     /// Count what each container uses of each GPU of these daemons. Return the containers that have exceeded their share since the last
     /// count.
     ///
     /// A container with one process is left out: MPS keeps it to the share, but the driver counts more than MPS limits, such as the memory of
     /// the context.
-    pub fn count(&mut self, daemons: &[Daemon], clients: &[Client]) -> Vec<Excess> {
+    pub fn count(&mut self, daemons: &[Daemon], clients: &[MpsProcess]) -> Vec<Excess> {
         let gpus = daemons
             .iter()
             .flat_map(|daemon| daemon.gpus.iter().map(move |gpu| (&daemon.resource, gpu)));

@@ -1,17 +1,17 @@
-use divvy_nvidia_config::{Config, DeviceIdStrategy, DeviceListStrategy, MigStrategy, SharingStrategy};
-use divvy_nvidia_plugin::{Access, Error, Machine};
+use divvy_nvidia_config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, NvidiaMigStrategy, SharingStrategy};
+use divvy_nvidia_plugin::{Access, Error, PluginMachine};
 
 use crate::build::{config, divided, ids, machine, mig, resource, share, u};
 
-fn allocate(config: &Config, machine: &Machine, ids: &[String]) -> Result<Access, Error> {
+fn allocate(config: &NvidiaConfig, machine: &PluginMachine, ids: &[String]) -> Result<Access, Error> {
     resource(config, machine).allocate(config, machine, ids, "f00d")
 }
 
-fn access(config: &Config, machine: &Machine, ids: &[String]) -> Access {
+fn access(config: &NvidiaConfig, machine: &PluginMachine, ids: &[String]) -> Access {
     allocate(config, machine, ids).expect("access")
 }
 
-fn strategies(list: &[DeviceListStrategy]) -> Config {
+fn strategies(list: &[DeviceListStrategy]) -> NvidiaConfig {
     let mut config = config();
     config.plugin.device_list_strategies = list.to_vec();
     config
@@ -81,7 +81,7 @@ fn t6_devices_can_be_named_by_index() {
         env(&access(&by_index, &machine(4), &[u(2), u(0)])),
         [("NVIDIA_VISIBLE_DEVICES", "2,0")]
     );
-    let mut single = mig(MigStrategy::Single);
+    let mut single = mig(NvidiaMigStrategy::Single);
     single.plugin.device_id_strategy = DeviceIdStrategy::Index;
     let machine = divided(2, "0=0,0;1=0");
     let all = ids(&resource(&single, &machine));
@@ -148,7 +148,7 @@ fn t9_device_nodes_come_after_existing_control_nodes() {
 
 #[test]
 fn t27_a_mig_device_needs_its_gpus_node_and_two_capabilities() {
-    let mut config = mig(MigStrategy::Single);
+    let mut config = mig(NvidiaMigStrategy::Single);
     config.plugin.pass_device_specs = true;
     let machine = divided(2, "0=0,0;1=0");
     let second = machine.gpus[0].mig_devices[1].uuid.clone();

@@ -1,19 +1,19 @@
 //! Builders of configurations and machines.
 
-use divvy_model::{Link, LinkKind, MiB, MigDevice, MigParts};
+use divvy_model::{GpuLink, LinkKind, MiB, MigDevice, MigParts};
 use divvy_nvidia_config::{
-    Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, Discovery, FeatureDiscovery, Imex, MigStrategy,
+    DeviceIdStrategy, DeviceListStrategy, DevicePlugin, Discovery, FeatureDiscovery, Imex, NvidiaConfig, NvidiaMigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
     SleepInterval,
 };
-use divvy_nvidia_plugin::{Gpu, Machine, Resource, offer};
+use divvy_nvidia_plugin::{OfferedResource, PluginGpu, PluginMachine, offer};
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 
 /// The defaults of NVIDIA's plugin.
-pub(crate) fn config() -> Config {
-    Config {
-        mig_strategy: MigStrategy::None,
+pub(crate) fn config() -> NvidiaConfig {
+    NvidiaConfig {
+        mig_strategy: NvidiaMigStrategy::None,
         fail_on_init_error: true,
         driver_root: "/".to_owned(),
         dev_root: "/".to_owned(),
@@ -54,10 +54,10 @@ pub(crate) fn config() -> Config {
 }
 
 /// The defaults with a MIG strategy and the patterns that belong to it.
-pub(crate) fn mig(strategy: MigStrategy) -> Config {
+pub(crate) fn mig(strategy: NvidiaMigStrategy) -> NvidiaConfig {
     let mut config = config();
     config.mig_strategy = strategy;
-    if strategy == MigStrategy::Single {
+    if strategy == NvidiaMigStrategy::Single {
         config.resources.mig = vec![pattern("*", GPU)];
     }
     config
@@ -70,7 +70,7 @@ pub(crate) fn pattern(pattern: &str, name: &str) -> ResourcePattern {
     }
 }
 
-pub(crate) fn share(strategy: SharingStrategy, replicas: u32) -> Config {
+pub(crate) fn share(strategy: SharingStrategy, replicas: u32) -> NvidiaConfig {
     let mut config = config();
     config.mps_root = "/run/nvidia/mps".to_owned();
     config.sharing = Sharing {
@@ -96,15 +96,15 @@ pub(crate) fn u(index: u32) -> String {
     format!("GPU-{index:08x}-0000-4000-8000-000000000000")
 }
 
-pub(crate) fn machine(gpus: u32) -> Machine {
-    Machine {
+pub(crate) fn machine(gpus: u32) -> PluginMachine {
+    PluginMachine {
         gpus: (0..gpus).map(gpu).collect(),
-        ..Machine::default()
+        ..PluginMachine::default()
     }
 }
 
-pub(crate) fn gpu(index: u32) -> Gpu {
-    Gpu {
+pub(crate) fn gpu(index: u32) -> PluginGpu {
+    PluginGpu {
         uuid: u(index),
         index,
         minor: Some(index),
@@ -113,13 +113,13 @@ pub(crate) fn gpu(index: u32) -> Gpu {
         cc: Some((8, 0)),
         mig: Some(false),
         healthy: true,
-        ..Gpu::default()
+        ..PluginGpu::default()
     }
 }
 
 /// Divide GPUs into MIG devices. For example, `"0=0,0,1,7;1=2,2"` gives GPU 0 instances of the profiles 0, 0, 1, and 7, and GPU 1
 /// two instances of profile 2.
-pub(crate) fn divided(gpus: u32, text: &str) -> Machine {
+pub(crate) fn divided(gpus: u32, text: &str) -> PluginMachine {
     let mut machine = machine(gpus);
     let mut cap = 3;
     for part in text.split(';') {
@@ -165,10 +165,10 @@ fn mig_device(gpu: u32, index: u32, profile: u32) -> MigDevice {
 }
 
 /// Connect each pair of GPUs by this many NVLinks.
-pub(crate) fn linked(machine: &mut Machine, pairs: &[(usize, usize, u32)]) {
+pub(crate) fn linked(machine: &mut PluginMachine, pairs: &[(usize, usize, u32)]) {
     for (a, b, count) in pairs {
         let peer = machine.gpus[*b].uuid.clone();
-        machine.gpus[*a].links.push(Link {
+        machine.gpus[*a].links.push(GpuLink {
             peer,
             kind: LinkKind::NvLink,
             count: *count,
@@ -176,17 +176,17 @@ pub(crate) fn linked(machine: &mut Machine, pairs: &[(usize, usize, u32)]) {
     }
 }
 
-pub(crate) fn resources(config: &Config, machine: &Machine) -> Vec<Resource> {
+pub(crate) fn resources(config: &NvidiaConfig, machine: &PluginMachine) -> Vec<OfferedResource> {
     offer(config, machine).expect("an offer").resources
 }
 
 /// The machine's only resource.
-pub(crate) fn resource(config: &Config, machine: &Machine) -> Resource {
+pub(crate) fn resource(config: &NvidiaConfig, machine: &PluginMachine) -> OfferedResource {
     let mut all = resources(config, machine);
     assert_eq!(all.len(), 1, "{all:?}");
     all.remove(0)
 }
 
-pub(crate) fn ids(resource: &Resource) -> Vec<String> {
+pub(crate) fn ids(resource: &OfferedResource) -> Vec<String> {
     resource.devices().map(|device| device.id).collect()
 }

@@ -1,12 +1,12 @@
-use divvy_model::{Link, LinkKind};
+use divvy_model::{GpuLink, LinkKind};
 use divvy_nvidia_config::SharedDevicesPolicy::{self, Distributed, Packed};
-use divvy_nvidia_config::{MigStrategy, SharingStrategy};
-use divvy_nvidia_plugin::{Machine, Resource};
+use divvy_nvidia_config::{NvidiaMigStrategy, SharingStrategy};
+use divvy_nvidia_plugin::{OfferedResource, PluginMachine};
 
 use crate::build::{config, divided, ids, linked, machine, mig, resource, share, u};
 
 /// The numbers of the chosen GPUs, in ascending order.
-fn chosen(machine: &Machine, available: &[u32], must: &[u32], size: usize) -> Vec<u32> {
+fn chosen(machine: &PluginMachine, available: &[u32], must: &[u32], size: usize) -> Vec<u32> {
     let uuids = |gpus: &[u32]| -> Vec<String> { gpus.iter().map(|gpu| u(*gpu)).collect() };
     let resource = resource(&config(), machine);
     let ids = resource.preferred(Distributed, &uuids(available), &uuids(must), size);
@@ -20,7 +20,7 @@ fn chosen(machine: &Machine, available: &[u32], must: &[u32], size: usize) -> Ve
 }
 
 /// A machine with eight GPUs like NVIDIA's DGX-1 with V100: two meshes of four GPUs, where some pairs have two NVLinks.
-fn dgx1(bus: impl Fn(usize, usize) -> LinkKind) -> Machine {
+fn dgx1(bus: impl Fn(usize, usize) -> LinkKind) -> PluginMachine {
     let mut machine = machine(8);
     on_bus(&mut machine, bus);
     linked(
@@ -48,11 +48,11 @@ fn dgx1(bus: impl Fn(usize, usize) -> LinkKind) -> Machine {
 }
 
 /// Set how close each pair of GPUs is on the PCI bus.
-fn on_bus(machine: &mut Machine, kind: impl Fn(usize, usize) -> LinkKind) {
+fn on_bus(machine: &mut PluginMachine, kind: impl Fn(usize, usize) -> LinkKind) {
     let uuids: Vec<String> = machine.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     for (a, gpu) in machine.gpus.iter_mut().enumerate() {
         let peers = uuids.iter().enumerate().filter(|(b, _)| *b != a);
-        gpu.links.extend(peers.map(|(b, uuid)| Link {
+        gpu.links.extend(peers.map(|(b, uuid)| GpuLink {
             peer: uuid.clone(),
             kind: kind(a, b),
             count: 0,
@@ -161,7 +161,7 @@ fn t15_with_fourteen_gpus_the_only_linked_pair_is_chosen() {
 }
 
 fn preferred(
-    resource: &Resource,
+    resource: &OfferedResource,
     policy: SharedDevicesPolicy,
     available: &[String],
     must: &[String],
@@ -217,7 +217,7 @@ fn t17_replicas_are_spread_or_packed() {
 #[test]
 fn mig_devices_are_spread_or_packed_over_their_gpus() {
     let machine = divided(2, "0=0,0,0;1=0,0,0");
-    let resource = resource(&mig(MigStrategy::Single), &machine);
+    let resource = resource(&mig(NvidiaMigStrategy::Single), &machine);
     let all = ids(&resource);
     let gpus = |policy, available: &[String], size| -> Vec<String> {
         let chosen = preferred(&resource, policy, available, &[], size);

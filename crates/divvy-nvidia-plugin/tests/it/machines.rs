@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Link, LinkKind, MiB, MigDevice, MigParts};
-use divvy_nvidia_config::{DeviceListStrategy, MigStrategy, SharedDevicesPolicy, SharingStrategy};
-use divvy_nvidia_plugin::{Gpu, Machine, offer};
+use divvy_model::{GpuLink, LinkKind, MiB, MigDevice, MigParts};
+use divvy_nvidia_config::{DeviceListStrategy, NvidiaMigStrategy, SharedDevicesPolicy, SharingStrategy};
+use divvy_nvidia_plugin::{PluginGpu, PluginMachine, offer};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 
@@ -33,7 +33,7 @@ fn mig_devices() -> impl Strategy<Value = Vec<MigDevice>> {
     })
 }
 
-fn machines() -> impl Strategy<Value = Machine> {
+fn machines() -> impl Strategy<Value = PluginMachine> {
     let values = (
         ".{0,80}",
         prop_oneof![Just(0), Just(40960), any::<u64>()],
@@ -49,12 +49,12 @@ fn machines() -> impl Strategy<Value = Machine> {
             .zip(list)
             .map(|(index, (model, memory, cc, numa, mig, mut parts, healthy, lost))| {
                 if lost {
-                    return Machine::unreadable(index);
+                    return PluginMachine::unreadable(index);
                 }
                 for part in &mut parts {
                     part.uuid = format!("MIG-{index}-{}", part.index);
                 }
-                Gpu {
+                PluginGpu {
                     uuid: format!("GPU-{index}"),
                     index,
                     minor: (index % 3 != 0).then_some(index),
@@ -65,17 +65,17 @@ fn machines() -> impl Strategy<Value = Machine> {
                     mig,
                     mig_devices: parts,
                     healthy,
-                    links: vec![Link {
+                    links: vec![GpuLink {
                         peer: "GPU-0".to_owned(),
                         kind: LinkKind::NvLink,
                         count: index,
                     }],
-                    ..Gpu::default()
+                    ..PluginGpu::default()
                 }
             });
-        Machine {
+        PluginMachine {
             gpus: gpus.collect(),
-            ..Machine::default()
+            ..PluginMachine::default()
         }
     })
 }
@@ -87,7 +87,7 @@ proptest! {
     #[test]
     fn no_device_is_offered_twice(
         machine in machines(),
-        strategy in prop_oneof![Just(MigStrategy::None), Just(MigStrategy::Single), Just(MigStrategy::Mixed)],
+        strategy in prop_oneof![Just(NvidiaMigStrategy::None), Just(NvidiaMigStrategy::Single), Just(NvidiaMigStrategy::Mixed)],
         replicas in 2..5u32,
         way in prop_oneof![Just(SharingStrategy::None), Just(SharingStrategy::TimeSlicing), Just(SharingStrategy::Mps)],
         policy in prop_oneof![Just(SharedDevicesPolicy::Distributed), Just(SharedDevicesPolicy::Packed)],
@@ -129,9 +129,9 @@ proptest! {
 
 #[test]
 fn a_gpu_that_is_lost_keeps_its_place_in_the_capacity() {
-    let machine = Machine {
-        gpus: vec![Machine::unreadable(0), Machine::unreadable(1)],
-        ..Machine::default()
+    let machine = PluginMachine {
+        gpus: vec![PluginMachine::unreadable(0), PluginMachine::unreadable(1)],
+        ..PluginMachine::default()
     };
     let found = offer(&config(), &machine).expect("an offer");
     assert_eq!(found.resources[0].devices().count(), 2);

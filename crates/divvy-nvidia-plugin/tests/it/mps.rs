@@ -3,24 +3,24 @@
 use std::path::{Component, Path, PathBuf};
 
 use divvy_model::MiB;
-use divvy_nvidia_config::{Config, SharingStrategy};
-use divvy_nvidia_plugin::mps::share::{Client, Shares};
+use divvy_nvidia_config::{NvidiaConfig, SharingStrategy};
+use divvy_nvidia_plugin::mps::share::{MpsProcess, SharesAbove};
 use divvy_nvidia_plugin::mps::{
-    Action, ComputeMode, Daemon, Intervals, Limit, Next, Report, Service, SharedGpu, Supervision, changes, daemons, directory,
-    excerpt, for_shares, left_over,
+    Daemon, DaemonReport, DaemonStep, Intervals, MpsAction, MpsComputeMode, MpsLimit, Service, SharedGpu, Supervision, changes,
+    daemons, directory, excerpt, for_shares, left_over,
 };
-use divvy_nvidia_plugin::{Error, Machine, offer};
+use divvy_nvidia_plugin::{Error, PluginMachine, offer};
 use proptest::prelude::*;
 
 use crate::build::{config, gpu, machine, pattern, replicated, share, u};
 
 const ROOT: &str = "/mps";
 
-fn plan(config: &Config, machine: &Machine) -> Result<Vec<Daemon>, Error> {
+fn plan(config: &NvidiaConfig, machine: &PluginMachine) -> Result<Vec<Daemon>, Error> {
     daemons(&offer(config, machine)?.resources, machine, Path::new(ROOT))
 }
 
-fn one(replicas: u32, machine: &Machine) -> Daemon {
+fn one(replicas: u32, machine: &PluginMachine) -> Daemon {
     let mut all = plan(&share(SharingStrategy::Mps, replicas), machine).expect("a plan");
     assert_eq!(all.len(), 1, "{all:?}");
     all.remove(0)
@@ -28,14 +28,14 @@ fn one(replicas: u32, machine: &Machine) -> Daemon {
 
 fn commands(daemon: &Daemon) -> Vec<String> {
     let commands = daemon.start().into_iter().filter_map(|action| match action {
-        Action::Command(command) => Some(command),
+        MpsAction::Command(command) => Some(command),
         _ => None,
     });
     commands.collect()
 }
 
-fn mode(index: u32, mode: ComputeMode) -> Action {
-    Action::SetComputeMode { gpu: u(index), mode }
+fn mode(index: u32, mode: MpsComputeMode) -> MpsAction {
+    MpsAction::SetComputeMode { gpu: u(index), mode }
 }
 
 #[test]
@@ -57,14 +57,14 @@ fn a_replicas_memory_and_threads_are_rounded_down() {
 fn the_shares_daemon_has_gpus_mps_can_serve() {
     let mut machine = machine(4);
     machine.gpus[0].mig = Some(true);
-    machine.gpus[1] = Machine::unreadable(1);
+    machine.gpus[1] = PluginMachine::unreadable(1);
     machine.gpus[2].lost = true;
     let daemon = for_shares(&machine, Path::new(ROOT), "uid").expect("a daemon");
     let gpus: Vec<(u32, bool)> = daemon.gpus.iter().map(|gpu| (gpu.index, gpu.is_usable)).collect();
     assert_eq!(gpus, [(2, false), (3, true)]);
     assert_eq!(commands(&daemon), ["set_default_active_thread_percentage 100"]);
     assert_eq!(daemon.pipe_directory(), Path::new("/mps/divvy.dev/shares/pipe"));
-    let marker = Action::WriteFile("/mps/divvy.dev/shares/.started".into(), "uid".to_owned());
+    let marker = MpsAction::WriteFile("/mps/divvy.dev/shares/.started".into(), "uid".to_owned());
     assert_eq!(daemon.start().last(), Some(&marker));
     machine.gpus.truncate(2);
     assert_eq!(for_shares(&machine, Path::new(ROOT), "uid"), None);
@@ -73,25 +73,25 @@ fn the_shares_daemon_has_gpus_mps_can_serve() {
 #[test]
 fn the_marker_is_written_after_checking_all_limits() {
     let directory = PathBuf::from("/mps/nvidia.com/gpu");
-    let check = |command: &str, limit| Action::Check {
+    let check = |command: &str, limit| MpsAction::Check {
         command: command.to_owned(),
         limit,
     };
     assert_eq!(
         one(4, &machine(1)).start(),
         [
-            Action::Quit,
-            Action::MakeDirectory(directory.join("pipe")),
-            Action::LabelDirectory(directory.join("pipe")),
-            Action::MakeDirectory(directory.join("log")),
-            Action::WriteFile(directory.join(".exclusive"), format!("{}\n", u(0))),
-            mode(0, ComputeMode::ExclusiveProcess),
-            Action::Start,
-            Action::Command("set_default_device_pinned_mem_limit 0 10240M".to_owned()),
-            Action::Command("set_default_active_thread_percentage 25".to_owned()),
-            check("get_default_device_pinned_mem_limit 0", Limit::Memory(MiB(10240))),
-            check("get_default_active_thread_percentage", Limit::Threads(25)),
-            Action::WriteFile(directory.join(".started"), String::new()),
+            MpsAction::Quit,
+            MpsAction::MakeDirectory(directory.join("pipe")),
+            MpsAction::LabelDirectory(directory.join("pipe")),
+            MpsAction::MakeDirectory(directory.join("log")),
+            MpsAction::WriteFile(directory.join(".exclusive"), format!("{}\n", u(0))),
+            mode(0, MpsComputeMode::ExclusiveProcess),
+            MpsAction::Start,
+            MpsAction::Command("set_default_device_pinned_mem_limit 0 10240M".to_owned()),
+            MpsAction::Command("set_default_active_thread_percentage 25".to_owned()),
+            check("get_default_device_pinned_mem_limit 0", MpsLimit::Memory(MiB(10240))),
+            check("get_default_active_thread_percentage", MpsLimit::Threads(25)),
+            MpsAction::WriteFile(directory.join(".started"), String::new()),
         ]
     );
 }
@@ -105,21 +105,21 @@ fn the_end_withdraws_the_service_first_and_opens_every_gpu() {
     assert_eq!(
         daemon.end(),
         [
-            Action::RemoveFile(directory.join(".started")),
-            Action::Quit,
-            Action::RemoveFile(directory.join("pipe/control")),
-            Action::RemoveFile(directory.join("pipe/control_lock")),
-            Action::RemoveFile(directory.join("pipe/control_privileged")),
-            mode(0, ComputeMode::Default),
-            mode(1, ComputeMode::Default),
-            Action::RemoveFile(directory.join(".exclusive")),
-            Action::RemoveDirectory(directory.join("log")),
+            MpsAction::RemoveFile(directory.join(".started")),
+            MpsAction::Quit,
+            MpsAction::RemoveFile(directory.join("pipe/control")),
+            MpsAction::RemoveFile(directory.join("pipe/control_lock")),
+            MpsAction::RemoveFile(directory.join("pipe/control_privileged")),
+            mode(0, MpsComputeMode::Default),
+            mode(1, MpsComputeMode::Default),
+            MpsAction::RemoveFile(directory.join(".exclusive")),
+            MpsAction::RemoveDirectory(directory.join("log")),
         ]
     );
     // A restart keeps the GPUs closed to processes that would have no limits.
     assert_eq!(
         daemon.withdraw(),
-        [Action::RemoveFile(directory.join(".started")), Action::Quit]
+        [MpsAction::RemoveFile(directory.join(".started")), MpsAction::Quit]
     );
     assert_eq!(
         daemon.environment().into_iter().collect::<Vec<_>>(),
@@ -163,12 +163,14 @@ fn only_resources_that_use_mps_get_a_daemon() {
 #[test]
 fn a_gpu_that_cannot_be_configured_does_not_stop_the_others() {
     let mut machine = machine(3);
-    machine.gpus[0] = Machine::unreadable(0);
+    machine.gpus[0] = PluginMachine::unreadable(0);
     machine.gpus[1].lost = true;
     let daemon = one(2, &machine);
     let start = daemon.start();
     assert_eq!(daemon.gpus.len(), 2);
-    assert!(!start.contains(&mode(1, ComputeMode::ExclusiveProcess)) && start.contains(&mode(2, ComputeMode::ExclusiveProcess)));
+    assert!(
+        !start.contains(&mode(1, MpsComputeMode::ExclusiveProcess)) && start.contains(&mode(2, MpsComputeMode::ExclusiveProcess))
+    );
     assert_eq!(
         commands(&daemon),
         [
@@ -176,7 +178,10 @@ fn a_gpu_that_cannot_be_configured_does_not_stop_the_others() {
             "set_default_active_thread_percentage 50"
         ]
     );
-    assert_eq!(plan(&share(SharingStrategy::Mps, 2), &Machine::default()), Ok(Vec::new()));
+    assert_eq!(
+        plan(&share(SharingStrategy::Mps, 2), &PluginMachine::default()),
+        Ok(Vec::new())
+    );
 }
 
 /// A GPU with too little memory is refused.
@@ -242,28 +247,31 @@ fn only_daemons_that_would_serve_differently_are_restarted() {
 #[test]
 fn a_dead_daemon_restarts_after_growing_pauses() {
     let mut life = Supervision::new(Intervals::default());
-    let (dead, slow) = (Report::Silent { is_running: false }, Report::Silent { is_running: true });
-    assert_eq!(life.next(Report::NotStarted), Next::Start(30_000));
-    assert_eq!(life.next(Report::Started), Next::Look(3_000));
-    assert_eq!(life.next(Report::Lives), Next::Look(3_000));
+    let (dead, slow) = (
+        DaemonReport::Silent { is_running: false },
+        DaemonReport::Silent { is_running: true },
+    );
+    assert_eq!(life.next(DaemonReport::NotStarted), DaemonStep::Start(30_000));
+    assert_eq!(life.next(DaemonReport::Started), DaemonStep::Look(3_000));
+    assert_eq!(life.next(DaemonReport::Lives), DaemonStep::Look(3_000));
     for pause in [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
-        assert_eq!(life.next(dead), Next::Start(pause));
-        assert_eq!(life.next(Report::Started), Next::Look(3_000));
+        assert_eq!(life.next(dead), DaemonStep::Start(pause));
+        assert_eq!(life.next(DaemonReport::Started), DaemonStep::Look(3_000));
     }
     for _ in 0..20 {
-        life.next(Report::Lives);
+        life.next(DaemonReport::Lives);
     }
-    assert_eq!(life.next(dead), Next::Start(1_000));
+    assert_eq!(life.next(dead), DaemonStep::Start(1_000));
     // One late answer does not end the clients of a daemon that runs; two do.
-    life.next(Report::Started);
-    assert_eq!(life.next(slow), Next::Ask(3_000));
-    assert_eq!(life.next(Report::Lives), Next::Look(3_000));
-    assert_eq!(life.next(slow), Next::Ask(3_000));
-    assert_eq!(life.next(slow), Next::Start(2_000));
+    life.next(DaemonReport::Started);
+    assert_eq!(life.next(slow), DaemonStep::Ask(3_000));
+    assert_eq!(life.next(DaemonReport::Lives), DaemonStep::Look(3_000));
+    assert_eq!(life.next(slow), DaemonStep::Ask(3_000));
+    assert_eq!(life.next(slow), DaemonStep::Start(2_000));
     for _ in 0..100 {
         life.next(dead);
     }
-    assert_eq!(life.next(dead), Next::Start(30_000));
+    assert_eq!(life.next(dead), DaemonStep::Start(30_000));
 }
 
 /// A long one does not.
@@ -306,19 +314,19 @@ fn a_daemons_short_restart_leaves_devices_healthy() {
 #[test]
 fn a_daemon_that_runs_is_asked_every_ten_minutes() {
     let mut life = Supervision::new(Intervals::default());
-    life.next(Report::Started);
+    life.next(DaemonReport::Started);
     for _ in 0..2 {
         for _ in 0..199 {
-            assert_eq!(life.next(Report::Lives), Next::Look(3_000));
+            assert_eq!(life.next(DaemonReport::Lives), DaemonStep::Look(3_000));
         }
-        assert_eq!(life.next(Report::Lives), Next::Ask(3_000));
+        assert_eq!(life.next(DaemonReport::Lives), DaemonStep::Ask(3_000));
     }
 }
 
 /// The answers are those of NVIDIA's program in the drivers 470, 535, 550, and 555.
 #[test]
 fn only_the_answer_that_a_limit_has_when_it_is_set_counts() {
-    let (threads, memory) = (Limit::Threads(25), Limit::Memory(MiB(10240)));
+    let (threads, memory) = (MpsLimit::Threads(25), MpsLimit::Memory(MiB(10240)));
     for (limit, answer, expected) in [
         (threads, "25.0\n", true),
         (threads, "100.0\n", false),
@@ -327,11 +335,11 @@ fn only_the_answer_that_a_limit_has_when_it_is_set_counts() {
         (memory, "11G\n", false),
         (memory, "", false),
         (memory, "Unknown command \"get_default_device_pinned_mem_limit\"\n", false),
-        (Limit::Memory(MiB(16276)), "15G\n", true),
-        (Limit::Memory(MiB(16276)), "16G\n", false),
-        (Limit::Memory(MiB(512)), "512M\n", true),
-        (Limit::Memory(MiB(512)), "513M\n", false),
-        (Limit::Memory(MiB(512)), "0G\n", false),
+        (MpsLimit::Memory(MiB(16276)), "15G\n", true),
+        (MpsLimit::Memory(MiB(16276)), "16G\n", false),
+        (MpsLimit::Memory(MiB(512)), "512M\n", true),
+        (MpsLimit::Memory(MiB(512)), "513M\n", false),
+        (MpsLimit::Memory(MiB(512)), "0G\n", false),
         (memory, "99999999999999999999G", false),
     ] {
         assert_eq!(limit.is(answer), expected, "{limit:?} {answer:?}");
@@ -407,7 +415,7 @@ proptest! {
         memory in proptest::collection::vec(prop_oneof![Just(0u64), 1..100u64, Just(40960), any::<u64>()], 1..9),
         replicas in 2..49u32,
     ) {
-        let mut machine = Machine { gpus: (0..).zip(&memory).map(|(index, _)| gpu(index)).collect(), ..Machine::default() };
+        let mut machine = PluginMachine { gpus: (0..).zip(&memory).map(|(index, _)| gpu(index)).collect(), ..PluginMachine::default() };
         for (gpu, memory) in machine.gpus.iter_mut().zip(&memory) {
             gpu.memory = MiB(*memory);
         }
@@ -438,8 +446,8 @@ proptest! {
 }
 
 /// A process of the container `c1` of the pod `p1`, and so on.
-fn client(gpu: u32, container: u32, used: u64) -> Client {
-    Client {
+fn client(gpu: u32, container: u32, used: u64) -> MpsProcess {
+    MpsProcess {
         gpu: u(gpu),
         pod: format!("p{container}"),
         container: format!("c{container}"),
@@ -469,7 +477,7 @@ fn a_containers_processes_count_together_for_its_share() {
             vec![("c3", 1, u64::MAX, 3)],
         ),
     ] {
-        let found = Shares::default().count(&daemons, &clients);
+        let found = SharesAbove::default().count(&daemons, &clients);
         let found: Vec<_> = found
             .iter()
             .map(|excess| (excess.container.as_str(), excess.index, excess.used.0, excess.processes))
@@ -482,14 +490,14 @@ fn a_containers_processes_count_together_for_its_share() {
 fn an_excess_is_told_once_and_again_only_after_it_ended() {
     let daemons = [one(4, &machine(1))];
     let two = [client(0, 1, 9000), client(0, 1, 9000)];
-    let mut shares = Shares::default();
+    let mut shares = SharesAbove::default();
     let told: Vec<usize> = [&two[..], &two, &two[..1], &two]
         .into_iter()
         .map(|clients| shares.count(&daemons, clients).len())
         .collect();
     assert_eq!(told, [1, 0, 0, 1]);
     insta::assert_snapshot!(
-        Shares::default().count(&daemons, &two)[0],
+        SharesAbove::default().count(&daemons, &two)[0],
         @"container c1 of pod p1 uses 18000 MiB of GPU 0 in 2 processes, but its share (1 nvidia.com/gpu) is 10240 MiB. MPS limits each process, not the container, so other pods may run out of memory. Start fewer processes in the container, or limit each to a part of the share with the variable CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
     );
 }

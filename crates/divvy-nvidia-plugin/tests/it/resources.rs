@@ -1,13 +1,14 @@
-use divvy_nvidia_config::{DeviceReference, MigStrategy, ReplicatedDevices, SharingStrategy};
-use divvy_nvidia_plugin::{Error, Machine, offer};
+use divvy_nvidia_config::{DeviceReference, NvidiaMigStrategy, ReplicatedDevices, SharingStrategy};
+use divvy_nvidia_plugin::{Error, PluginMachine, offer};
 
 use crate::build::{GPU, config, divided, gpu, ids, machine, mig, pattern, replicated, resource, resources, share, u};
 
 /// The name, socket, and number of devices of each resource.
-fn summary(config: &divvy_nvidia_config::Config, machine: &Machine) -> Vec<(String, String, usize)> {
+fn summary(config: &divvy_nvidia_config::NvidiaConfig, machine: &PluginMachine) -> Vec<(String, String, usize)> {
     let all = resources(config, machine);
-    let one =
-        |resource: &divvy_nvidia_plugin::Resource| (resource.name().to_owned(), resource.socket(), resource.devices().count());
+    let one = |resource: &divvy_nvidia_plugin::OfferedResource| {
+        (resource.name().to_owned(), resource.socket(), resource.devices().count())
+    };
     all.iter().map(one).collect()
 }
 
@@ -27,7 +28,7 @@ fn t1_every_gpu_is_a_healthy_device_with_its_uuid() {
 #[test]
 fn a_lost_gpu_is_unhealthy_and_the_others_are_served() {
     let mut machine = machine(3);
-    machine.gpus[1] = Machine::unreadable(1);
+    machine.gpus[1] = PluginMachine::unreadable(1);
     machine.gpus[2].healthy = false;
     let resource = resource(&config(), &machine);
     let healthy: Vec<bool> = resource.devices().map(|device| device.healthy).collect();
@@ -118,11 +119,12 @@ fn gpus_get_names_by_their_models_and_the_first_pattern_wins() {
 #[test]
 fn unreadable_gpus_of_a_known_resource_are_unhealthy() {
     let mut machine = machine(3);
-    machine.gpus[1] = Machine::unreadable(1);
+    machine.gpus[1] = PluginMachine::unreadable(1);
     let mut config = config();
-    let counts = |config: &divvy_nvidia_config::Config| {
+    let counts = |config: &divvy_nvidia_config::NvidiaConfig| {
         let found = offer(config, &machine).expect("an offer");
-        let counted = |one: &divvy_nvidia_plugin::Resource| (one.devices().filter(|d| d.healthy).count(), one.devices().count());
+        let counted =
+            |one: &divvy_nvidia_plugin::OfferedResource| (one.devices().filter(|d| d.healthy).count(), one.devices().count());
         (found.resources.iter().map(counted).collect::<Vec<_>>(), found.warnings)
     };
     config.resources.gpus = vec![pattern("*A100*", "nvidia.com/a100")];
@@ -141,7 +143,7 @@ fn unreadable_gpus_of_a_known_resource_are_unhealthy() {
 fn a_missing_device_to_share_is_reported() {
     let complete = machine(3);
     let mut lossy = machine(3);
-    lossy.gpus[1] = Machine::unreadable(1);
+    lossy.gpus[1] = PluginMachine::unreadable(1);
     for (devices, expected, part) in [
         (
             ReplicatedDevices::List(vec![DeviceReference::Uuid("GPU-old".to_owned()), DeviceReference::Gpu(0)]),
@@ -190,13 +192,13 @@ fn t26_mixed_has_a_resource_for_each_profile() {
         ("nvidia.com/mig-2g.10gb", "nvidia-mig-2g.10gb.sock", 1),
         ("nvidia.com/mig-3g.20gb", "nvidia-mig-3g.20gb.sock", 2),
     ]);
-    assert_eq!(summary(&mig(MigStrategy::Mixed), &machine), expected);
+    assert_eq!(summary(&mig(NvidiaMigStrategy::Mixed), &machine), expected);
 }
 
 /// A GPU without MIG devices is a warning.
 #[test]
 fn mig_profiles_newer_than_this_program_are_offered() {
-    let all = offer(&mig(MigStrategy::Mixed), &divided(2, "0=17;1=")).expect("an offer");
+    let all = offer(&mig(NvidiaMigStrategy::Mixed), &divided(2, "0=17;1=")).expect("an offer");
     assert_eq!(all.resources.len(), 1);
     assert_eq!(all.resources[0].name(), "nvidia.com/mig-1g.5gb");
     assert_eq!(all.warnings, ["GPU 1 is in MIG mode and has no MIG devices"]);
@@ -204,7 +206,7 @@ fn mig_profiles_newer_than_this_program_are_offered() {
 
 #[test]
 fn mig_devices_can_be_shared_under_their_own_resource() {
-    let mut config = mig(MigStrategy::Mixed);
+    let mut config = mig(NvidiaMigStrategy::Mixed);
     config.sharing = share(SharingStrategy::TimeSlicing, 2).sharing;
     config.sharing.resources = vec![replicated("nvidia.com/mig-3g.20gb", 4), replicated("nvidia.com/mig-7g", 2)];
     let machine = divided(2, "0=0,0;1=2,2");
@@ -234,7 +236,7 @@ fn mig_devices_can_be_shared_under_their_own_resource() {
 
 #[test]
 fn t27_single_offers_mig_devices_as_gpus() {
-    let resource = resource(&mig(MigStrategy::Single), &divided(2, "0=0,0;1=0"));
+    let resource = resource(&mig(NvidiaMigStrategy::Single), &divided(2, "0=0,0;1=0"));
     assert_eq!((resource.name(), resource.devices().count()), (GPU, 3));
     assert!(ids(&resource).iter().all(|id| id.starts_with("MIG-")));
 }
@@ -249,16 +251,16 @@ fn t28_single_needs_the_same_mig_devices_on_all_gpus() {
         (1, "0=0,7", Error::SeveralMigTypes),
     ] {
         assert_eq!(
-            offer(&mig(MigStrategy::Single), &divided(gpus, text)),
+            offer(&mig(NvidiaMigStrategy::Single), &divided(gpus, text)),
             Err(expected),
             "{text}"
         );
     }
     // Without MIG, it is the same as the strategy `none`. A lost GPU is neither in MIG mode nor not.
-    assert_eq!(ids(&resource(&mig(MigStrategy::Single), &machine(2))), [u(0), u(1)]);
+    assert_eq!(ids(&resource(&mig(NvidiaMigStrategy::Single), &machine(2))), [u(0), u(1)]);
     let mut lost = divided(2, "0=0,0");
-    lost.gpus[1] = Machine::unreadable(1);
-    assert_eq!(ids(&resource(&mig(MigStrategy::Single), &lost)).len(), 3);
+    lost.gpus[1] = PluginMachine::unreadable(1);
+    assert_eq!(ids(&resource(&mig(NvidiaMigStrategy::Single), &lost)).len(), 3);
 }
 
 #[test]
@@ -278,8 +280,8 @@ fn a_faulty_mig_device_leaves_the_others_healthy() {
     let mut machine = divided(2, "0=0,0;1=0");
     let failed = machine.gpus[0].mig_devices[1].uuid.clone();
     machine.gpus[0].failed_mig_devices.insert(failed);
-    let health = |machine: &Machine| -> Vec<bool> {
-        let all = resource(&mig(MigStrategy::Single), machine);
+    let health = |machine: &PluginMachine| -> Vec<bool> {
+        let all = resource(&mig(NvidiaMigStrategy::Single), machine);
         all.devices().map(|device| device.healthy).collect()
     };
     assert_eq!(health(&machine), [true, false, true]);
@@ -289,7 +291,7 @@ fn a_faulty_mig_device_leaves_the_others_healthy() {
 
 #[test]
 fn t31_a_configuration_unfit_for_the_machine_is_refused() {
-    let mut mps_mig = mig(MigStrategy::Single);
+    let mut mps_mig = mig(NvidiaMigStrategy::Single);
     mps_mig.sharing = share(SharingStrategy::Mps, 2).sharing;
     let mut imex = config();
     imex.imex.channel_ids = vec![0];
@@ -332,12 +334,12 @@ fn t31_a_configuration_unfit_for_the_machine_is_refused() {
 #[test]
 fn a_machine_without_gpus_offers_nothing() {
     assert!(resources(&config(), &machine(0)).is_empty());
-    let displays = Machine {
-        gpus: vec![divvy_nvidia_plugin::Gpu {
+    let displays = PluginMachine {
+        gpus: vec![divvy_nvidia_plugin::PluginGpu {
             model: "DGX Display".to_owned(),
             ..gpu(0)
         }],
-        ..Machine::default()
+        ..PluginMachine::default()
     };
     assert!(resources(&config(), &displays).is_empty());
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use divvy_nvidia_config::{DeviceIdStrategy, DeviceListStrategy, Discovery, MigStrategy, SharedDevicesPolicy, SharingStrategy};
-use divvy_nvidia_plugin::{Error, Machine, Nvml, Platform, check_tegra, is_tegra_family, offer, platform};
+use divvy_nvidia_config::{
+    DeviceIdStrategy, DeviceListStrategy, Discovery, NvidiaMigStrategy, SharedDevicesPolicy, SharingStrategy,
+};
+use divvy_nvidia_plugin::{Error, Nvml, Platform, PluginMachine, check_tegra, is_tegra_family, offer, platform};
 
 use crate::build::{GPU, config, machine, mig, pattern, resource, share};
 
-fn tegra() -> Machine {
-    Machine::default().into_tegra()
+fn tegra() -> PluginMachine {
+    PluginMachine::default().into_tegra()
 }
 
 fn id() -> Vec<String> {
@@ -68,7 +70,7 @@ fn a_family_is_a_tegra_if_its_name_begins_so_in_any_case() {
 
 #[test]
 fn a_tegra_always_has_one_healthy_device() {
-    for strategy in [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed] {
+    for strategy in [NvidiaMigStrategy::None, NvidiaMigStrategy::Single, NvidiaMigStrategy::Mixed] {
         let found = offer(&mig(strategy), &machine(2).into_tegra()).expect("an offer");
         assert!(found.warnings.is_empty(), "{:?}", found.warnings);
         let [resource] = &found.resources[..] else {
@@ -86,9 +88,9 @@ fn a_tegra_always_has_one_healthy_device() {
 
 #[test]
 fn a_container_gets_the_name_of_the_device_and_no_device_node() {
-    let mut machine = Machine {
+    let mut machine = PluginMachine {
         device_nodes: BTreeSet::from(["/dev/nvidiactl", "/dev/nvidia-caps-imex-channels/channel0"].map(str::to_owned)),
-        ..Machine::default()
+        ..PluginMachine::default()
     }
     .into_tegra();
     let mut config = config();

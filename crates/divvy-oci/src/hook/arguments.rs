@@ -8,11 +8,11 @@ use thiserror::Error as ThisError;
 use super::compat::DIRECTORY;
 use divvy_host::plain_line;
 
-type Result<T, E = Error> = std::result::Result<T, E>;
+type Result<T, E = HookArgumentError> = std::result::Result<T, E>;
 
 /// Invalid arguments.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-pub enum Error {
+pub enum HookArgumentError {
     /// The command line is wrong.
     #[error("{0}; see divvy-hook --help")]
     Usage(String),
@@ -58,7 +58,7 @@ To try it: echo '{\"pid\":1,\"bundle\":\"/path\"}' | divvy-hook create-symlinks 
 
 /// One call of the hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Hook {
+pub enum HookCall {
     /// Print [`HELP`].
     Help,
     /// Print the version.
@@ -89,7 +89,7 @@ pub enum Hook {
     /// Create links, and the directories that they need.
     CreateSymlinks {
         /// The links in the order of the arguments.
-        links: Vec<Link>,
+        links: Vec<LinkArgument>,
         /// The value of the last `--on-failure`.
         on_failure: OnFailure,
     },
@@ -104,20 +104,20 @@ pub enum Hook {
 
 /// A link, written `TARGET::LINK` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkArgument {
     /// The link's target, which has a meaning only inside the container.
     pub target: String,
     /// The absolute path of the link.
     pub at: String,
 }
 
-impl Link {
-    fn parse(text: &str) -> Result<Link> {
+impl LinkArgument {
+    fn parse(text: &str) -> Result<LinkArgument> {
         let parts = text
             .split_once("::")
             .filter(|(target, at)| !target.is_empty() && at.starts_with('/'));
-        let (target, at) = parts.ok_or_else(|| Error::Link(plain_line(text.chars().take(200))))?;
-        Ok(Link {
+        let (target, at) = parts.ok_or_else(|| HookArgumentError::Link(plain_line(text.chars().take(200))))?;
+        Ok(LinkArgument {
             target: target.to_owned(),
             at: at.to_owned(),
         })
@@ -133,22 +133,22 @@ pub enum OnFailure {
     Fail,
 }
 
-impl Hook {
+impl HookCall {
     /// Parse the arguments after the program's name.
     ///
     /// # Errors
-    /// Fails with [`Error`] on an unknown flag or an invalid value. An unknown hook is not an error: see [`Hook::Unknown`].
-    pub fn parse(words: &[OsString]) -> Result<Hook> {
+    /// Fails with [`HookArgumentError`] on an unknown flag or an invalid value. An unknown hook is not an error: see [`HookCall::Unknown`].
+    pub fn parse(words: &[OsString]) -> Result<HookCall> {
         let Some((name, rest)) = words.split_first() else {
-            return Err(Error::Usage("no hook is named".to_owned()));
+            return Err(HookArgumentError::Usage("no hook is named".to_owned()));
         };
         let name = text(name)?;
         match name {
-            "--help" | "-h" | "help" => Ok(Hook::Help),
-            "--version" | "-V" => Ok(Hook::Version),
+            "--help" | "-h" | "help" => Ok(HookCall::Help),
+            "--version" | "-V" => Ok(HookCall::Version),
             "update-ldcache" => {
                 let (directories, host_driver, on_failure) = lists(name, rest, "folder", &["host-driver-version"])?;
-                Ok(Hook::UpdateLdcache {
+                Ok(HookCall::UpdateLdcache {
                     directories,
                     host_driver: host_driver.into_iter().next_back(),
                     compat: DIRECTORY.to_owned(),
@@ -162,38 +162,38 @@ impl Hook {
                 let compat = directory.into_iter().next_back().unwrap_or_else(|| DIRECTORY.to_owned());
                 // The path is written as a line of a file in the container, so it must not contain a newline.
                 if compat.starts_with('/') && !compat.contains(char::is_control) {
-                    Ok(Hook::UpdateLdcache {
+                    Ok(HookCall::UpdateLdcache {
                         directories: Vec::new(),
                         host_driver: host_driver.into_iter().next_back(),
                         compat,
                         on_failure,
                     })
                 } else {
-                    Err(Error::Usage(format!(
+                    Err(HookArgumentError::Usage(format!(
                         "--cuda-compat-container-root {}: an absolute path is required",
                         plain_line(compat.chars().take(200))
                     )))
                 }
             }
-            "disable-device-node-modification" => Ok(Hook::DisableDeviceNodeModification {
+            "disable-device-node-modification" => Ok(HookCall::DisableDeviceNodeModification {
                 on_failure: on_failure(&values(name, rest, &["on-failure"])?)?,
             }),
-            "update-application-profile" => Ok(Hook::UpdateApplicationProfile {
+            "update-application-profile" => Ok(HookCall::UpdateApplicationProfile {
                 on_failure: on_failure(&values(name, rest, &["on-failure"])?)?,
             }),
             "create-symlinks" => {
                 let (links, _, on_failure) = lists(name, rest, "link", &[])?;
-                let links = links.iter().map(|link| Link::parse(link)).collect::<Result<_>>()?;
-                Ok(Hook::CreateSymlinks { links, on_failure })
+                let links = links.iter().map(|link| LinkArgument::parse(link)).collect::<Result<_>>()?;
+                Ok(HookCall::CreateSymlinks { links, on_failure })
             }
             "legacy" => {
                 let end = rest.iter().position(|word| word == "--").unwrap_or(rest.len());
                 let environment = values(name, &rest[..end], &["env"])?;
                 let words = rest.get(end + 1..).unwrap_or_default().to_vec();
                 if words.is_empty() {
-                    Err(Error::Usage("legacy: no program is named after --".to_owned()))
+                    Err(HookArgumentError::Usage("legacy: no program is named after --".to_owned()))
                 } else {
-                    Ok(Hook::Legacy {
+                    Ok(HookCall::Legacy {
                         environment: environment.into_iter().map(|(_, value)| value).collect(),
                         words,
                     })
@@ -201,9 +201,9 @@ impl Hook {
             }
             name if name.starts_with('-') => {
                 let name = plain_line(name.chars().take(100));
-                Err(Error::Usage(format!("unknown flag {name}")))
+                Err(HookArgumentError::Usage(format!("unknown flag {name}")))
             }
-            name => Ok(Hook::Unknown(plain_line(name.chars().take(100)))),
+            name => Ok(HookCall::Unknown(plain_line(name.chars().take(100)))),
         }
     }
 }
@@ -219,7 +219,7 @@ fn lists(hook: &str, words: &[OsString], flag: &str, others: &[&str]) -> Result<
         .partition(|(name, _)| name == flag);
     let text = |list: Vec<(String, String)>| list.into_iter().map(|(_, value)| value).collect();
     if list.is_empty() {
-        Err(Error::Usage(format!("{hook} needs --{flag}")))
+        Err(HookArgumentError::Usage(format!("{hook} needs --{flag}")))
     } else {
         Ok((text(list), text(rest), on_failure))
     }
@@ -232,7 +232,11 @@ fn on_failure(found: &[(String, String)]) -> Result<OnFailure> {
         on_failure = match value.as_str() {
             "ignore" => OnFailure::Ignore,
             "fail" => OnFailure::Fail,
-            other => return Err(Error::Usage(format!("--on-failure is {other:?}; use ignore or fail"))),
+            other => {
+                return Err(HookArgumentError::Usage(format!(
+                    "--on-failure is {other:?}; use ignore or fail"
+                )));
+            }
         };
     }
     Ok(on_failure)
@@ -247,12 +251,12 @@ fn values(hook: &str, words: &[OsString], known: &[&str]) -> Result<Vec<(String,
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         let is_known = name.strip_prefix("--").filter(|name| known.contains(name));
         let Some(name) = is_known else {
-            return Err(Error::Usage(format!("{hook} does not accept {word:?}")));
+            return Err(HookArgumentError::Usage(format!("{hook} does not accept {word:?}")));
         };
         let value = match (value, words.next_if(|_| value.is_none())) {
             (Some(value), _) => value,
             (None, Some(next)) => text(next)?,
-            (None, None) => return Err(Error::Usage(format!("--{name} needs a value"))),
+            (None, None) => return Err(HookArgumentError::Usage(format!("--{name} needs a value"))),
         };
         found.push((name.to_owned(), value.to_owned()));
     }
@@ -261,7 +265,7 @@ fn values(hook: &str, words: &[OsString], known: &[&str]) -> Result<Vec<(String,
 
 fn text(word: &std::ffi::OsStr) -> Result<&str> {
     word.to_str()
-        .ok_or_else(|| Error::Usage(format!("{word:?} is not valid UTF-8")))
+        .ok_or_else(|| HookArgumentError::Usage(format!("{word:?} is not valid UTF-8")))
 }
 
 #[cfg(test)]
@@ -270,7 +274,7 @@ mod tests {
 
     fn parsed(line: &str) -> String {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        match Hook::parse(&words) {
+        match HookCall::parse(&words) {
             Ok(hook) => format!("{hook:?}"),
             Err(error) => error.to_string(),
         }
@@ -329,7 +333,7 @@ mod tests {
             let found = parsed(line);
             assert!(found.contains(part), "{line}: {found}");
         }
-        assert!(Hook::parse(&[]).is_err());
+        assert!(HookCall::parse(&[]).is_err());
     }
 
     /// They have no orders to a terminal.

@@ -36,7 +36,7 @@ fn major(version: &str) -> Option<u64> {
 }
 
 #[derive(Deserialize)]
-struct Note {
+struct DriverNote {
     #[serde(rename = "Driver")]
     driver: Vec<u64>,
 }
@@ -66,7 +66,7 @@ fn of_note(note: &[u8]) -> Option<Vec<u64>> {
     let is_end = |byte: &u8| *byte == 0;
     let of_nvidia = of_nvidia.split(is_end).next()?;
     let text = text.split(is_end).next()?;
-    let note: Note = serde_json::from_slice(text)
+    let note: DriverNote = serde_json::from_slice(text)
         .ok()
         .filter(|_| of_nvidia == b"NVIDIA Corporation")?;
     Some(note.driver)

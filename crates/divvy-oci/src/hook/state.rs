@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// The state of a container, as defined by the OCI runtime specification.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct State {
+pub struct OciState {
     /// The PID of the container's first process; 0 if there is none yet.
     #[serde(default)]
     pub pid: u64,
@@ -14,12 +14,12 @@ pub struct State {
     bundle_path: Option<String>,
 }
 
-impl State {
+impl OciState {
     /// Parse the state.
     ///
     /// # Errors
     /// Fails if the state does not follow the runtime specification. The error contains the position and the reason.
-    pub fn parse(bytes: &[u8]) -> Result<State, serde_json::Error> {
+    pub fn parse(bytes: &[u8]) -> Result<OciState, serde_json::Error> {
         serde_json::from_str(text(bytes)?)
     }
 
@@ -37,7 +37,7 @@ fn text(bytes: &[u8]) -> Result<&str, serde_json::Error> {
 
 /// The parts of a container's configuration that a hook needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Config {
+pub struct HookConfig {
     /// The container's root directory, absolute or relative to the bundle.
     pub root: String,
     /// The destinations of the mounts, as paths in the container.
@@ -48,9 +48,9 @@ pub struct Config {
 
 #[derive(Deserialize)]
 struct ConfigFile {
-    root: Place,
+    root: ConfigRoot,
     #[serde(default)]
-    mounts: Option<Vec<Mount>>,
+    mounts: Option<Vec<ConfigMount>>,
     #[serde(default)]
     linux: Option<Linux>,
 }
@@ -58,36 +58,36 @@ struct ConfigFile {
 #[derive(Deserialize, Default)]
 struct Linux {
     #[serde(default)]
-    devices: Option<Vec<Node>>,
+    devices: Option<Vec<ConfigDeviceNode>>,
 }
 
 #[derive(Deserialize)]
-struct Node {
+struct ConfigDeviceNode {
     #[serde(default)]
     path: String,
 }
 
 #[derive(Deserialize)]
-struct Place {
+struct ConfigRoot {
     path: String,
 }
 
 #[derive(Deserialize)]
-struct Mount {
+struct ConfigMount {
     #[serde(default)]
     destination: String,
 }
 
-impl Config {
+impl HookConfig {
     /// Parse a `config.json`.
     ///
     /// # Errors
     /// Fails if the file does not follow the runtime specification. The error contains the position and the reason.
-    pub fn parse(bytes: &[u8]) -> Result<Config, serde_json::Error> {
+    pub fn parse(bytes: &[u8]) -> Result<HookConfig, serde_json::Error> {
         let said: ConfigFile = serde_json::from_str(text(bytes)?)?;
         let mounts = said.mounts.unwrap_or_default().into_iter();
         let nodes = said.linux.and_then(|linux| linux.devices).unwrap_or_default();
-        Ok(Config {
+        Ok(HookConfig {
             root: said.root.path,
             mounts: mounts.map(|mount| mount.destination).collect(),
             devices: nodes.into_iter().map(|node| node.path).collect(),

@@ -18,12 +18,12 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use thiserror::Error as ThisError;
 
-use super::request::Container;
+use super::request::RequestingContainer;
 use divvy_cdi::{DeviceNode, Edits};
 
 /// An error in a `config.json`, or in the edits that are applied to it.
 #[derive(Debug, ThisError)]
-pub enum Error {
+pub enum BundleError {
     /// The text is not JSON, or does not follow the OCI runtime specification.
     #[error("config.json: {at}: {source}")]
     Shape {
@@ -63,7 +63,7 @@ pub enum NoDevice {
 
 /// A device node of the host, as `lstat` reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Device {
+pub struct HostDevice {
     /// `c` for a character device, `b` for a block device, `p` for a named pipe.
     pub kind: char,
     /// The major number.
@@ -76,31 +76,31 @@ pub struct Device {
 
 /// A JSON object that keeps the text and the order of its members.
 #[derive(Debug, Clone, Default)]
-struct Object(Vec<(String, Box<RawValue>)>);
+struct OrderedObject(Vec<(String, Box<RawValue>)>);
 
-impl<'de> Deserialize<'de> for Object {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object, D::Error> {
+impl<'de> Deserialize<'de> for OrderedObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OrderedObject, D::Error> {
         struct Members;
         impl<'de> Visitor<'de> for Members {
-            type Value = Object;
+            type Value = OrderedObject;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<OrderedObject, A::Error> {
                 let mut members = Vec::new();
                 while let Some(member) = map.next_entry()? {
                     members.push(member);
                 }
-                Ok(Object(members))
+                Ok(OrderedObject(members))
             }
         }
         deserializer.deserialize_map(Members)
     }
 }
 
-impl Serialize for Object {
+impl Serialize for OrderedObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (key, value) in &self.0 {
@@ -110,22 +110,22 @@ impl Serialize for Object {
     }
 }
 
-impl Object {
+impl OrderedObject {
     /// Parse a member. Return the default if the member is missing or null. If several members have the same name, the last one
     /// counts, as in Go's decoder, which engines and runc use.
-    fn read<T: DeserializeOwned + Default>(&self, key: &str, at: &str) -> Result<T, Error> {
+    fn read<T: DeserializeOwned + Default>(&self, key: &str, at: &str) -> Result<T, BundleError> {
         let Some((_, raw)) = self.0.iter().rev().find(|(name, _)| name == key) else {
             return Ok(T::default());
         };
-        let read: Option<T> = serde_json::from_str(raw.get()).map_err(|source| Error::Shape {
+        let read: Option<T> = serde_json::from_str(raw.get()).map_err(|source| BundleError::Shape {
             at: format!("{at}{key}"),
             source,
         })?;
         Ok(read.unwrap_or_default())
     }
 
-    fn set<T: Serialize>(&mut self, key: &str, value: &T) -> Result<(), Error> {
-        let shape = |source| Error::Shape {
+    fn set<T: Serialize>(&mut self, key: &str, value: &T) -> Result<(), BundleError> {
+        let shape = |source| BundleError::Shape {
             at: key.to_owned(),
             source,
         };
@@ -152,15 +152,15 @@ pub const LEGACY_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-co
 /// A container's `config.json`.
 #[derive(Debug, Clone)]
 pub struct Bundle {
-    all: Object,
+    all: OrderedObject,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Process {
+struct BundleProcess {
     env: Vec<String>,
     capabilities: Option<Capabilities>,
-    user: User,
+    user: BundleUser,
 }
 
 #[derive(Deserialize, Default)]
@@ -171,14 +171,14 @@ struct Capabilities {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct User {
+struct BundleUser {
     uid: u32,
     gid: u32,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Place {
+struct BundleMount {
     source: String,
     destination: String,
 }
@@ -187,9 +187,9 @@ impl Bundle {
     /// Parse the text of a `config.json`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the text is not a JSON object.
-    pub fn parse(text: &str) -> Result<Bundle, Error> {
-        let all = serde_json::from_str(text).map_err(|source| Error::Shape {
+    /// [`BundleError::Shape`] if the text is not a JSON object.
+    pub fn parse(text: &str) -> Result<Bundle, BundleError> {
+        let all = serde_json::from_str(text).map_err(|source| BundleError::Shape {
             at: "the file".to_owned(),
             source,
         })?;
@@ -204,12 +204,12 @@ impl Bundle {
     /// Return the path of the container's root directory: absolute, or relative to the bundle's directory.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the path is missing or invalid.
-    pub fn root(&self) -> Result<String, Error> {
-        let root: Object = self.all.read("root", "")?;
+    /// [`BundleError::Shape`] if the path is missing or invalid.
+    pub fn root(&self) -> Result<String, BundleError> {
+        let root: OrderedObject = self.all.read("root", "")?;
         let path: String = root.read("path", "root.")?;
         if path.is_empty() {
-            Err(Error::Shape {
+            Err(BundleError::Shape {
                 at: "root.path".to_owned(),
                 source: serde::de::Error::custom("it is missing"),
             })
@@ -221,10 +221,10 @@ impl Bundle {
     /// Return the parts of the configuration that determine the container's devices.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a part does not follow the runtime specification.
-    pub fn container(&self) -> Result<Container, Error> {
-        let process: Process = self.all.read("process", "")?;
-        let mounts: Vec<Place> = self.all.read("mounts", "")?;
+    /// [`BundleError::Shape`] if a part does not follow the runtime specification.
+    pub fn container(&self) -> Result<RequestingContainer, BundleError> {
+        let process: BundleProcess = self.all.read("process", "")?;
+        let mounts: Vec<BundleMount> = self.all.read("mounts", "")?;
         let bounding = process
             .capabilities
             .and_then(|capabilities| capabilities.bounding)
@@ -234,7 +234,7 @@ impl Bundle {
         let of_docker = !annotations
             .keys()
             .any(|key| key.starts_with("io.kubernetes.") || key == "io.container.manager");
-        Ok(Container {
+        Ok(RequestingContainer {
             env: process.env,
             mounts: mounts.into_iter().map(|mount| (mount.source, mount.destination)).collect(),
             by_engine: of_docker && self.prestart()?.iter().any(|hook| is_legacy(hook)),
@@ -243,8 +243,8 @@ impl Bundle {
         })
     }
 
-    fn prestart(&self) -> Result<Vec<Box<RawValue>>, Error> {
-        let hooks: Object = self.all.read("hooks", "")?;
+    fn prestart(&self) -> Result<Vec<Box<RawValue>>, BundleError> {
+        let hooks: OrderedObject = self.all.read("hooks", "")?;
         hooks.read("prestart", "hooks.")
     }
 
@@ -252,14 +252,14 @@ impl Bundle {
     /// hooks.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the hooks do not follow the runtime specification.
-    pub fn remove_legacy_hooks(&mut self) -> Result<bool, Error> {
+    /// [`BundleError::Shape`] if the hooks do not follow the runtime specification.
+    pub fn remove_legacy_hooks(&mut self) -> Result<bool, BundleError> {
         let prestart = self.prestart()?;
         let left: Vec<&Box<RawValue>> = prestart.iter().filter(|hook| !is_legacy(hook)).collect();
         if left.len() == prestart.len() {
             return Ok(false);
         }
-        let mut hooks: Object = self.all.read("hooks", "")?;
+        let mut hooks: OrderedObject = self.all.read("hooks", "")?;
         hooks.set("prestart", &left)?;
         self.all.set("hooks", &hooks)?;
         Ok(true)
@@ -268,9 +268,9 @@ impl Bundle {
     /// Apply the edits of the devices that the container gets. `look` returns the device node at a path of the host.
     ///
     /// # Errors
-    /// [`Error`] if an edit cannot be applied. The bundle may then be partly edited, so the caller must discard it.
-    pub fn apply(&mut self, edits: &Edits, look: impl Fn(&str) -> Result<Device, NoDevice>) -> Result<(), Error> {
-        let process: Process = self.all.read("process", "")?;
+    /// [`BundleError`] if an edit cannot be applied. The bundle may then be partly edited, so the caller must discard it.
+    pub fn apply(&mut self, edits: &Edits, look: impl Fn(&str) -> Result<HostDevice, NoDevice>) -> Result<(), BundleError> {
+        let process: BundleProcess = self.all.read("process", "")?;
         self.environment(&edits.env)?;
         self.groups(edits)?;
         self.devices(&edits.device_nodes, &process.user, look)?;
@@ -279,11 +279,11 @@ impl Bundle {
         self.rest(edits)
     }
 
-    fn environment(&mut self, edits: &[String]) -> Result<(), Error> {
+    fn environment(&mut self, edits: &[String]) -> Result<(), BundleError> {
         if edits.is_empty() {
             return Ok(());
         }
-        let mut process: Object = self.all.read("process", "")?;
+        let mut process: OrderedObject = self.all.read("process", "")?;
         let mut env: Vec<String> = process.read("env", "process.")?;
         for edit in edits {
             let key = edit.split_once('=').map_or(edit.as_str(), |(key, _)| key);
@@ -304,13 +304,13 @@ impl Bundle {
         self.all.set("process", &process)
     }
 
-    fn groups(&mut self, edits: &Edits) -> Result<(), Error> {
+    fn groups(&mut self, edits: &Edits) -> Result<(), BundleError> {
         let added: Vec<u32> = edits.additional_gids.iter().copied().filter(|gid| *gid != 0).collect();
         if added.is_empty() {
             return Ok(());
         }
-        let mut process: Object = self.all.read("process", "")?;
-        let mut user: Object = process.read("user", "process.")?;
+        let mut process: OrderedObject = self.all.read("process", "")?;
+        let mut user: OrderedObject = process.read("user", "process.")?;
         let mut groups: Vec<u32> = user.read("additionalGids", "process.user.")?;
         for gid in added {
             if !groups.contains(&gid) {
@@ -325,14 +325,14 @@ impl Bundle {
     fn devices(
         &mut self,
         nodes: &[DeviceNode],
-        user: &User,
-        look: impl Fn(&str) -> Result<Device, NoDevice>,
-    ) -> Result<(), Error> {
+        user: &BundleUser,
+        look: impl Fn(&str) -> Result<HostDevice, NoDevice>,
+    ) -> Result<(), BundleError> {
         if nodes.is_empty() {
             return Ok(());
         }
-        let mut linux: Object = self.all.read("linux", "")?;
-        let mut resources: Object = linux.read("resources", "linux.")?;
+        let mut linux: OrderedObject = self.all.read("linux", "")?;
+        let mut resources: OrderedObject = linux.read("resources", "linux.")?;
         let mut devices = with_paths(linux.read("devices", "linux.")?, "path");
         let mut rules: Vec<Box<RawValue>> = resources.read("devices", "linux.resources.")?;
         for node in nodes {
@@ -347,7 +347,7 @@ impl Bundle {
         self.all.set("linux", &linux)
     }
 
-    fn mounts(&mut self, edits: &Edits) -> Result<(), Error> {
+    fn mounts(&mut self, edits: &Edits) -> Result<(), BundleError> {
         if edits.mounts.is_empty() {
             return Ok(());
         }
@@ -367,11 +367,11 @@ impl Bundle {
         self.all.set("mounts", &without_paths(mounts))
     }
 
-    fn hooks(&mut self, edits: &Edits) -> Result<(), Error> {
+    fn hooks(&mut self, edits: &Edits) -> Result<(), BundleError> {
         if edits.hooks.is_empty() {
             return Ok(());
         }
-        let mut hooks: Object = self.all.read("hooks", "")?;
+        let mut hooks: OrderedObject = self.all.read("hooks", "")?;
         for hook in &edits.hooks {
             let mut stage: Vec<Box<RawValue>> = hooks.read(&hook.hook_name, "hooks.")?;
             let mut new = json!({"path": hook.path});
@@ -390,16 +390,16 @@ impl Bundle {
         self.all.set("hooks", &hooks)
     }
 
-    fn rest(&mut self, edits: &Edits) -> Result<(), Error> {
+    fn rest(&mut self, edits: &Edits) -> Result<(), BundleError> {
         if edits.intel_rdt.is_none() && edits.net_devices.is_empty() {
             return Ok(());
         }
-        let mut linux: Object = self.all.read("linux", "")?;
+        let mut linux: OrderedObject = self.all.read("linux", "")?;
         if let Some(rdt) = &edits.intel_rdt {
             linux.set("intelRdt", rdt)?;
         }
         if !edits.net_devices.is_empty() {
-            let mut devices: Object = linux.read("netDevices", "linux.")?;
+            let mut devices: OrderedObject = linux.read("netDevices", "linux.")?;
             for net in &edits.net_devices {
                 devices.set(&net.host_interface_name, &json!({"name": net.name}))?;
             }
@@ -409,8 +409,8 @@ impl Bundle {
     }
 }
 
-fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, Error> {
-    serde_json::value::to_raw_value(value).map_err(|source| Error::Shape {
+fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, BundleError> {
+    serde_json::value::to_raw_value(value).map_err(|source| BundleError::Shape {
         at: "the edits".to_owned(),
         source,
     })
@@ -445,9 +445,9 @@ fn parts(path: &str) -> usize {
 /// Return the device node for the container's configuration, and the rule for the container's device cgroup.
 fn in_container(
     node: &DeviceNode,
-    user: &User,
-    look: &impl Fn(&str) -> Result<Device, NoDevice>,
-) -> Result<(Value, Option<Value>), Error> {
+    user: &BundleUser,
+    look: &impl Fn(&str) -> Result<HostDevice, NoDevice>,
+) -> Result<(Value, Option<Value>), BundleError> {
     let mut kind = node.kind.clone().filter(|kind| !kind.is_empty());
     let (mut major, mut minor, mut mode) = (node.major, node.minor, node.file_mode);
     let given = kind.is_some() && (major.is_some_and(|major| major != 0) || kind.as_deref() == Some("p"));
@@ -464,7 +464,7 @@ fn in_container(
         major = Some(i64::from(found.major));
     }
     if !given {
-        let wrong = |source| Error::Device {
+        let wrong = |source| BundleError::Device {
             path: host.to_owned(),
             source,
         };

@@ -12,7 +12,7 @@ use thiserror::Error as ThisError;
 
 /// An error in a command line.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-pub enum Error {
+pub enum RuntimeCallError {
     /// `--bundle` is the last argument, so its value is missing.
     #[error("bundle option requires an argument")]
     NoBundle,
@@ -20,7 +20,7 @@ pub enum Error {
 
 /// One call of the runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Call {
+pub struct RuntimeCall {
     /// Whether the command is `create` or `run`, so that the call creates a container from a bundle.
     pub creates: bool,
     /// The bundle's directory, as given. `None` stands for the current directory.
@@ -49,13 +49,13 @@ const WITH_VALUE: [&str; 8] = [
 /// Flags of `create` and `run` whose value may be a separate argument.
 const WITH_VALUE_AFTER: [&str; 4] = ["console-socket", "pid-file", "preserve-fds", "keep-preserved-fds"];
 
-impl Call {
+impl RuntimeCall {
     /// Parse the arguments after the program's name.
     ///
     /// # Errors
-    /// [`Error::NoBundle`] if `--bundle` has no value.
-    pub fn parse<S: AsRef<OsStr>>(words: &[S]) -> Result<Call, Error> {
-        let mut call = Call::default();
+    /// [`RuntimeCallError::NoBundle`] if `--bundle` has no value.
+    pub fn parse<S: AsRef<OsStr>>(words: &[S]) -> Result<RuntimeCall, RuntimeCallError> {
+        let mut call = RuntimeCall::default();
         let mut words = words.iter().map(AsRef::as_ref);
         while let Some(word) = words.next() {
             let Some((flag, value)) = flag(word) else {
@@ -79,12 +79,12 @@ impl Call {
 }
 
 /// Return the value of the last `--bundle` after `create`.
-fn bundle<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Result<Option<OsString>, Error> {
+fn bundle<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Result<Option<OsString>, RuntimeCallError> {
     let mut bundle = None;
     while let Some(word) = words.next() {
         match flag(word) {
             Some((b"bundle" | b"b", Some(value))) => bundle = Some(value.to_owned()),
-            Some((b"bundle" | b"b", None)) => bundle = Some(words.next().ok_or(Error::NoBundle)?.to_owned()),
+            Some((b"bundle" | b"b", None)) => bundle = Some(words.next().ok_or(RuntimeCallError::NoBundle)?.to_owned()),
             Some((flag, None)) if WITH_VALUE_AFTER.iter().any(|known| known.as_bytes() == flag) => {
                 words.next();
             }
@@ -136,25 +136,25 @@ mod tests {
             ("", passes),
         ] {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let call = Call::parse(&words).expect("understood");
+            let call = RuntimeCall::parse(&words).expect("understood");
             let bundle = call.bundle.map(|bundle| bundle.to_string_lossy().into_owned());
             assert_eq!((call.creates, bundle), expected, "{line}");
         }
-        assert_eq!(Call::parse(&["create", "--bundle"]), Err(Error::NoBundle));
+        assert_eq!(RuntimeCall::parse(&["create", "--bundle"]), Err(RuntimeCallError::NoBundle));
     }
 
     #[test]
     fn the_log_that_engines_read_is_found() {
-        let call = Call::parse(&["--log=/run/log.json", "--log-format", "json", "create", "c"]).expect("understood");
+        let call = RuntimeCall::parse(&["--log=/run/log.json", "--log-format", "json", "create", "c"]).expect("understood");
         assert_eq!(
             (call.log.as_deref(), call.log_is_json),
             (Some(OsStr::new("/run/log.json")), true)
         );
-        let call = Call::parse(&["--log", "/l", "--log-format=text", "create", "c"]).expect("understood");
+        let call = RuntimeCall::parse(&["--log", "/l", "--log-format=text", "create", "c"]).expect("understood");
         assert_eq!((call.log.as_deref(), call.log_is_json), (Some(OsStr::new("/l")), false));
-        assert!(Call::parse(&["--version"]).expect("understood").version);
+        assert!(RuntimeCall::parse(&["--version"]).expect("understood").version);
         assert!(
-            !Call::parse(&["exec", "--version"]).expect("understood").version,
+            !RuntimeCall::parse(&["exec", "--version"]).expect("understood").version,
             "after the command the flag belongs to the command"
         );
     }

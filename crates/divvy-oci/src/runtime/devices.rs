@@ -2,7 +2,7 @@
 
 /// The change to a container's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
+pub enum DevicePlan {
     /// The configuration is not changed.
     LeaveAlone,
     /// The container gets these devices. If there are none, it gets only the driver's files.

@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 use thiserror::Error as ThisError;
 use toml_edit::{Array, DocumentMut, Item, Table, Value};
 
-use super::settings::{self, Settings};
+use super::settings::{self, OciRuntimeSettings};
 
-/// Return a file that contains all defaults: the lines that NVIDIA's tool prints, with the values of [`Settings::default`].
+/// Return a file that contains all defaults: the lines that NVIDIA's tool prints, with the values of [`OciRuntimeSettings::default`].
 ///
 /// A line that begins with `#` and a key is an example of a setting that is not set. [`set`] replaces such a line.
 pub fn assumed(ldconfig: &str) -> String {
-    let settings = Settings::default();
+    let settings = OciRuntimeSettings::default();
     let text = |value: &str| Value::from(value).to_string();
     let list = |values: &[String]| Value::from(values.iter().map(String::as_str).collect::<Array>()).to_string();
     // An optional setting that is not set becomes a commented example.
@@ -23,7 +23,7 @@ pub fn assumed(ldconfig: &str) -> String {
         None => format!("#{key} = {example}"),
     };
     let maybe = |key: &str, value: &Option<String>, example: &str| optional(key, value.clone().map(Value::from), &text(example));
-    let Settings {
+    let OciRuntimeSettings {
         mode,
         runtimes,
         debug,
@@ -117,7 +117,7 @@ pub fn assumed(ldconfig: &str) -> String {
 
 /// An error that prevents changing a setting.
 #[derive(Debug, ThisError)]
-pub enum Error {
+pub enum SettingEditError {
     /// The file is not TOML.
     #[error("it is not valid TOML and stays as it is: {0}")]
     Toml(#[from] toml_edit::TomlError),
@@ -131,7 +131,7 @@ pub enum Error {
     },
     /// The runtime would refuse the changed file, so that no container would start.
     #[error("divvy-runtime would refuse the file: {0}")]
-    Refused(settings::Error),
+    Refused(settings::RuntimeSettingsError),
     /// The file has a plain value where a table must be. The text is the path of that value.
     #[error("{0} is not a table in the file, but it must be one")]
     NoTable(String),
@@ -139,7 +139,7 @@ pub enum Error {
 
 /// The type of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SettingKind {
     Truth,
     Text,
     List,
@@ -147,94 +147,100 @@ enum Kind {
 }
 
 /// All settings of NVIDIA's programs and of this runtime, grouped by table.
-const KNOWN: [(&str, &[(&str, Kind)]); 11] = [
+const KNOWN: [(&str, &[(&str, SettingKind)]); 11] = [
     (
         "",
         &[
-            ("accept-nvidia-visible-devices-as-volume-mounts", Kind::Truth),
-            ("accept-nvidia-visible-devices-envvar-when-unprivileged", Kind::Truth),
-            ("disable-require", Kind::Truth),
-            ("supported-driver-capabilities", Kind::Text),
-            ("swarm-resource", Kind::Text),
+            ("accept-nvidia-visible-devices-as-volume-mounts", SettingKind::Truth),
+            ("accept-nvidia-visible-devices-envvar-when-unprivileged", SettingKind::Truth),
+            ("disable-require", SettingKind::Truth),
+            ("supported-driver-capabilities", SettingKind::Text),
+            ("swarm-resource", SettingKind::Text),
         ],
     ),
     (
         "features",
         &[
-            ("allow-cuda-compat-libs-from-container", Kind::Truth),
-            ("allow-ldconfig-from-container", Kind::Truth),
-            ("allow-unknown-oci-spec-fields", Kind::Truth),
-            ("disable-cuda-compat-lib-hook", Kind::Truth),
-            ("disable-imex-channel-creation", Kind::Truth),
-            ("ignore-imex-channel-requests", Kind::Truth),
-            ("no-additional-gids-for-device-nodes", Kind::Truth),
+            ("allow-cuda-compat-libs-from-container", SettingKind::Truth),
+            ("allow-ldconfig-from-container", SettingKind::Truth),
+            ("allow-unknown-oci-spec-fields", SettingKind::Truth),
+            ("disable-cuda-compat-lib-hook", SettingKind::Truth),
+            ("disable-imex-channel-creation", SettingKind::Truth),
+            ("ignore-imex-channel-requests", SettingKind::Truth),
+            ("no-additional-gids-for-device-nodes", SettingKind::Truth),
         ],
     ),
     (
         "nvidia-container-cli",
         &[
-            ("debug", Kind::Text),
-            ("environment", Kind::List),
-            ("ldcache", Kind::Text),
-            ("ldconfig", Kind::Text),
-            ("load-kmods", Kind::Truth),
-            ("no-cgroups", Kind::Truth),
-            ("no-pivot", Kind::Truth),
-            ("path", Kind::Text),
-            ("root", Kind::Text),
-            ("user", Kind::Text),
+            ("debug", SettingKind::Text),
+            ("environment", SettingKind::List),
+            ("ldcache", SettingKind::Text),
+            ("ldconfig", SettingKind::Text),
+            ("load-kmods", SettingKind::Truth),
+            ("no-cgroups", SettingKind::Truth),
+            ("no-pivot", SettingKind::Truth),
+            ("path", SettingKind::Text),
+            ("root", SettingKind::Text),
+            ("user", SettingKind::Text),
         ],
     ),
     (
         "nvidia-container-runtime",
         &[
-            ("debug", Kind::Text),
-            ("log-level", Kind::Text),
-            ("mode", Kind::Text),
-            ("runtimes", Kind::List),
+            ("debug", SettingKind::Text),
+            ("log-level", SettingKind::Text),
+            ("mode", SettingKind::Text),
+            ("runtimes", SettingKind::List),
         ],
     ),
     ("nvidia-container-runtime.modes", &[]),
     (
         "nvidia-container-runtime.modes.cdi",
         &[
-            ("annotation-prefixes", Kind::List),
-            ("default-kind", Kind::Text),
-            ("spec-dirs", Kind::List),
+            ("annotation-prefixes", SettingKind::List),
+            ("default-kind", SettingKind::Text),
+            ("spec-dirs", SettingKind::List),
         ],
     ),
     (
         "nvidia-container-runtime.modes.csv",
-        &[("compat-container-root", Kind::Text), ("mount-spec-path", Kind::Text)],
+        &[
+            ("compat-container-root", SettingKind::Text),
+            ("mount-spec-path", SettingKind::Text),
+        ],
     ),
     (
         "nvidia-container-runtime.modes.jit-cdi",
         &[
-            ("nvcdi-disable-hooks", Kind::List),
-            ("nvcdi-feature-flags", Kind::List),
-            ("nvml-library", Kind::Text),
-            ("probe", Kind::Text),
+            ("nvcdi-disable-hooks", SettingKind::List),
+            ("nvcdi-feature-flags", SettingKind::List),
+            ("nvml-library", SettingKind::Text),
+            ("probe", SettingKind::Text),
         ],
     ),
-    ("nvidia-container-runtime.modes.legacy", &[("cuda-compat-mode", Kind::Text)]),
+    (
+        "nvidia-container-runtime.modes.legacy",
+        &[("cuda-compat-mode", SettingKind::Text)],
+    ),
     (
         "nvidia-container-runtime-hook",
-        &[("path", Kind::Text), ("skip-mode-detection", Kind::Truth)],
+        &[("path", SettingKind::Text), ("skip-mode-detection", SettingKind::Truth)],
     ),
-    ("nvidia-ctk", &[("path", Kind::Text)]),
+    ("nvidia-ctk", &[("path", SettingKind::Text)]),
 ];
 
 /// Apply these options to the text, in order, and return the new text. An option is `key=value`; for a boolean, `key` without a
 /// value means true.
 ///
 /// # Errors
-/// See [`Error`]. If there is an error, no option is applied.
-pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
+/// See [`SettingEditError`]. If there is an error, no option is applied.
+pub fn set(text: &str, options: &[String]) -> Result<String, SettingEditError> {
     // toml_edit drops a byte order mark. Keep it aside and put it back at the end.
     let (mark, text) = text.strip_prefix('\u{feff}').map_or(("", text), |rest| ("\u{feff}", rest));
     let mut after = text.to_owned();
     // A file that the runtime already refuses may be repaired one setting at a time, so only a file that was fine must stay fine.
-    let was_fine = Settings::parse(text).is_ok();
+    let was_fine = OciRuntimeSettings::parse(text).is_ok();
     let mut document: DocumentMut = text.parse()?;
     for option in options {
         let (table, key, value) = parse(option)?;
@@ -256,14 +262,14 @@ pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
         }
         document = after.parse()?;
     }
-    match Settings::parse(&after) {
-        Err(error) if was_fine => Err(Error::Refused(error)),
+    match OciRuntimeSettings::parse(&after) {
+        Err(error) if was_fine => Err(SettingEditError::Refused(error)),
         _ => Ok(format!("{mark}{after}")),
     }
 }
 
-fn parse(option: &str) -> Result<(&'static str, &'static str, Value), Error> {
-    let refuse = |why: String| Error::Option {
+fn parse(option: &str) -> Result<(&'static str, &'static str, Value), SettingEditError> {
+    let refuse = |why: String| SettingEditError::Option {
         option: option.to_owned(),
         why,
     };
@@ -273,18 +279,18 @@ fn parse(option: &str) -> Result<(&'static str, &'static str, Value), Error> {
     let (table, key, kind) = known(path).map_err(|part| refuse(format!("invalid config option: undefined field: {part:?}")))?;
     let text = || value.ok_or_else(|| refuse(format!("invalid format: expected key=value; got {option}")));
     let value = match kind {
-        Kind::Table => {
+        SettingKind::Table => {
             return Err(refuse(format!(
                 "invalid config option: {path} is a table; set one of its fields"
             )));
         }
-        Kind::Text => Value::from(text()?),
-        Kind::List => {
+        SettingKind::Text => Value::from(text()?),
+        SettingKind::List => {
             let parts = text()?.split([',', ':']).map(str::trim).filter(|part| !part.is_empty());
             Value::from(parts.collect::<Array>())
         }
         // The values that Go's strconv.ParseBool accepts.
-        Kind::Truth => match value {
+        SettingKind::Truth => match value {
             None | Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Value::from(true),
             Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Value::from(false),
             Some(other) => return Err(refuse(format!("invalid format: {other:?} is neither true nor false"))),
@@ -294,9 +300,9 @@ fn parse(option: &str) -> Result<(&'static str, &'static str, Value), Error> {
 }
 
 /// Return the table, the key, and the kind of a dotted path. The error is the first component of the path that is unknown.
-fn known(path: &str) -> Result<(&'static str, &'static str, Kind), &str> {
+fn known(path: &str) -> Result<(&'static str, &'static str, SettingKind), &str> {
     if let Some((table, _)) = KNOWN.iter().find(|(table, _)| *table == path && !path.is_empty()) {
-        return Ok((*table, "", Kind::Table));
+        return Ok((*table, "", SettingKind::Table));
     }
     let (of_table, name) = path.rsplit_once('.').unwrap_or(("", path));
     let Some((table, keys)) = KNOWN.iter().find(|(table, _)| *table == of_table) else {
@@ -357,7 +363,7 @@ fn table_of<'d>(document: &'d DocumentMut, path: &str) -> Option<&'d dyn toml_ed
     Some(table)
 }
 
-fn insert(document: &mut DocumentMut, path: &str, key: &str, value: Value) -> Result<(), Error> {
+fn insert(document: &mut DocumentMut, path: &str, key: &str, value: Value) -> Result<(), SettingEditError> {
     let mut table: &mut dyn toml_edit::TableLike = document.as_table_mut();
     let parts: Vec<&str> = path.split('.').filter(|part| !part.is_empty()).collect();
     for (at, part) in parts.iter().enumerate() {
@@ -367,7 +373,7 @@ fn insert(document: &mut DocumentMut, path: &str, key: &str, value: Value) -> Re
         let item = table.entry(part).or_insert(Item::Table(new));
         table = item
             .as_table_like_mut()
-            .ok_or_else(|| Error::NoTable(parts[..=at].join(".")))?;
+            .ok_or_else(|| SettingEditError::NoTable(parts[..=at].join(".")))?;
     }
     match table.get_mut(key).and_then(Item::as_value_mut) {
         Some(there) => {

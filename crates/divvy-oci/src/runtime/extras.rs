@@ -2,8 +2,8 @@
 //! variables are those of NVIDIA's Container Toolkit.
 
 use super::legacy;
-use super::request::{Container, imex_by_mount};
-use super::settings::Settings;
+use super::request::{RequestingContainer, imex_by_mount};
+use super::settings::OciRuntimeSettings;
 use divvy_cdi::generate::{Channels, Extras};
 
 /// Read the request from the container's environment variables and mounts. Return what is granted, and one sentence for each part
@@ -14,7 +14,10 @@ use divvy_cdi::generate::{Channels, Extras};
 ///
 /// # Errors
 /// [`legacy::Error::Imex`] if an IMEX channel is not a valid number.
-pub fn extras(container: &Container, settings: &Settings) -> Result<(Extras, Vec<String>), legacy::Error> {
+pub fn extras(
+    container: &RequestingContainer,
+    settings: &OciRuntimeSettings,
+) -> Result<(Extras, Vec<String>), legacy::LegacyError> {
     let enabled = |name: &&str| container.variable(name) == Some("enabled");
     let mut asked: Vec<&str> = ["NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH"]
         .into_iter()

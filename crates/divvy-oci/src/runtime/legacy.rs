@@ -7,13 +7,13 @@
 
 use thiserror::Error as ThisError;
 
-use super::request::{Container, VISIBLE_DEVICES, Wanted, imex_by_mount, is_legacy_image};
+use super::request::{RequestingContainer, VISIBLE_DEVICES, WantedDevices, imex_by_mount, is_legacy_image};
 use super::require;
-use super::settings::Settings;
+use super::settings::OciRuntimeSettings;
 
 /// A reason not to call `nvidia-container-cli`.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-pub enum Error {
+pub enum LegacyError {
     /// `NVIDIA_DRIVER_CAPABILITIES` contains unsupported capabilities. The text is the same as NVIDIA's.
     #[error("unsupported capabilities found in '{asked}' (allowed '{allowed}')")]
     Capabilities {
@@ -30,7 +30,7 @@ pub enum Error {
     Device(String),
     /// `CUDA_VERSION` is not a version.
     #[error(transparent)]
-    Require(#[from] require::Error),
+    Require(#[from] require::RequirementError),
     /// `NVIDIA_IMEX_CHANNELS` names a channel that cannot exist.
     #[error("the container requests the IMEX channel {0:?} (NVIDIA_IMEX_CHANNELS); use channel numbers from 0 to 1048575")]
     Imex(String),
@@ -44,8 +44,13 @@ const IMEX_CHANNELS: u32 = 1 << 20;
 /// Return the arguments after the program's name, except `--pid` and the root.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, default_ldconfig: &str) -> Result<Vec<String>, Error> {
+/// See [`LegacyError`].
+pub fn words(
+    container: &RequestingContainer,
+    wanted: &WantedDevices,
+    settings: &OciRuntimeSettings,
+    default_ldconfig: &str,
+) -> Result<Vec<String>, LegacyError> {
     let cli = &settings.cli;
     let mut words = Vec::new();
     let mut flag = |name: &str, given: bool| words.extend(given.then(|| format!("--{name}")));
@@ -78,7 +83,7 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
     ] {
         let value = container.variable(variable).filter(|value| !value.is_empty());
         if value.is_some() && !container.privileged {
-            return Err(Error::Unprivileged(shown));
+            return Err(LegacyError::Unprivileged(shown));
         }
         words.extend(set(name, value));
     }
@@ -95,28 +100,28 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
 
 /// Report whether the container needs the hook `divvy-hook enable-cuda-compat` in addition to `nvidia-container-cli`
 /// (`cuda-compat-mode = "hook"`).
-pub fn compat_hook(settings: &Settings) -> bool {
+pub fn compat_hook(settings: &OciRuntimeSettings) -> bool {
     settings.cuda_compat_mode == "hook" && !settings.no_compat_hook
 }
 
-fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
+fn devices(wanted: &WantedDevices) -> Result<Option<String>, LegacyError> {
     let names = match wanted {
-        Wanted::All => return Ok(Some("all".to_owned())),
-        Wanted::DriverOnly | Wanted::Nothing => return Ok(None),
-        Wanted::Devices(names) => names,
+        WantedDevices::All => return Ok(Some("all".to_owned())),
+        WantedDevices::DriverOnly | WantedDevices::Nothing => return Ok(None),
+        WantedDevices::Devices(names) => names,
     };
     // Examples: 0, 0:1, GPU-…, MIG-GPU-…/0/0, 00000000:06:00.0
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
     let wrong = |name: &&String| name.len() > 100 || name.starts_with('-') || !name.chars().all(allowed);
     match names.iter().find(wrong) {
-        Some(name) => Err(Error::Device(name.chars().take(100).collect())),
+        Some(name) => Err(LegacyError::Device(name.chars().take(100).collect())),
         None => Ok(Some(names.join(","))),
     }
 }
 
 /// Return the requested IMEX channels as a comma-separated list for `nvidia-container-cli`. The result is `None` if none is
 /// requested, or if the settings ignore such requests.
-pub(super) fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
+pub(super) fn imex(container: &RequestingContainer, settings: &OciRuntimeSettings) -> Result<Option<String>, LegacyError> {
     let mounted = imex_by_mount(container, settings);
     let list = container.variable(IMEX).unwrap_or_default();
     let names: Vec<&str> = if mounted.is_empty() {
@@ -129,12 +134,12 @@ pub(super) fn imex(container: &Container, settings: &Settings) -> Result<Option<
     }
     let wrong = |name: &&&str| **name != "all" && name.parse::<u32>().ok().is_none_or(|number| number >= IMEX_CHANNELS);
     match names.iter().find(wrong) {
-        Some(name) => Err(Error::Imex(name.chars().take(100).collect())),
+        Some(name) => Err(LegacyError::Imex(name.chars().take(100).collect())),
         None => Ok(Some(names.join(","))),
     }
 }
 
-fn capabilities(container: &Container, settings: &Settings) -> Result<Vec<String>, Error> {
+fn capabilities(container: &RequestingContainer, settings: &OciRuntimeSettings) -> Result<Vec<String>, LegacyError> {
     let supported = &settings.capabilities;
     let asked = container.variable("NVIDIA_DRIVER_CAPABILITIES");
     let asked = match asked {
@@ -154,7 +159,7 @@ fn capabilities(container: &Container, settings: &Settings) -> Result<Vec<String
     names.dedup();
     let (allowed, refused): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| supported.iter().any(|known| known == *name));
     if !refused.is_empty() && !by_default {
-        return Err(Error::Capabilities {
+        return Err(LegacyError::Capabilities {
             asked: asked.chars().take(200).collect(),
             allowed: allowed.join(","),
         });

@@ -4,9 +4,9 @@ use divvy_model::{MigDevice, Vendor};
 use serde::Deserialize;
 use thiserror::Error as ThisError;
 
-use super::require::Facts;
-use divvy_cdi::generate::{self, Extras, Generated, Options, nvidia, proc, wsl};
-use divvy_cdi::{Found, Registry};
+use super::require::RequirementFacts;
+use divvy_cdi::generate::{self, Extras, GenerateOptions, Generated, nvidia, proc, wsl};
+use divvy_cdi::{FoundSpec, Registry};
 use divvy_host::Tree;
 use divvy_host::plain_line;
 
@@ -21,7 +21,7 @@ const PLACE: &str = "the GPUs that the driver reports now";
 
 /// A reason why no spec could be made.
 #[derive(Debug, ThisError)]
-pub enum Error {
+pub enum LiveSpecError {
     /// The probe's output is not a snapshot.
     #[error(
         "the output of divvy-probe is not a list of GPUs: {0}; check that divvy-probe and divvy-runtime have the same version"
@@ -29,29 +29,29 @@ pub enum Error {
     Snapshot(String),
     /// A spec cannot be generated from the driver's files and device nodes.
     #[error(transparent)]
-    Generate(#[from] generate::Error),
+    Generate(#[from] generate::GenerateError),
 }
 
 /// The part of the output of `divvy-probe --once` that a spec needs.
 #[derive(Debug, Deserialize)]
-struct Snapshot {
+struct LiveSnapshot {
     v: u32,
     #[serde(default)]
-    drivers: Drivers,
-    gpus: Vec<Gpu>,
+    drivers: LiveDrivers,
+    gpus: Vec<LiveGpu>,
     #[serde(default)]
-    unreadable: Vec<Unreadable>,
+    unreadable: Vec<LiveUnreadable>,
 }
 
 /// The drivers by vendor. Only NVIDIA's driver is read, because the generated spec contains only NVIDIA's devices.
 #[derive(Debug, Default, Deserialize)]
-struct Drivers {
+struct LiveDrivers {
     #[serde(default)]
-    nvidia: Driver,
+    nvidia: LiveDriver,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Driver {
+struct LiveDriver {
     version: String,
     #[serde(default)]
     cuda: String,
@@ -59,7 +59,7 @@ struct Driver {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Gpu {
+struct LiveGpu {
     #[serde(default)]
     vendor: Vendor,
     uuid: String,
@@ -103,7 +103,7 @@ impl From<MigInstance> for MigDevice {
 }
 
 #[derive(Debug, Deserialize)]
-struct Unreadable {
+struct LiveUnreadable {
     #[serde(default)]
     vendor: Vendor,
     index: u32,
@@ -116,7 +116,7 @@ pub struct Live {
     /// The devices, all of kind [`KIND`].
     pub registry: Registry,
     /// What is known about the driver and the GPUs.
-    pub facts: Facts,
+    pub facts: RequirementFacts,
     /// Sentences for the log, for example about omitted GPUs.
     pub notes: Vec<String>,
 }
@@ -125,10 +125,10 @@ pub struct Live {
 /// driver container is mounted. Every device also gets the `extras`.
 ///
 /// # Errors
-/// See [`Error`].
-pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras) -> Result<Live, Error> {
-    let refuse = |text: String| Err(Error::Snapshot(text));
-    let mut snapshot: Snapshot = match serde_json::from_str(probe) {
+/// See [`LiveSpecError`].
+pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras) -> Result<Live, LiveSpecError> {
+    let refuse = |text: String| Err(LiveSpecError::Snapshot(text));
+    let mut snapshot: LiveSnapshot = match serde_json::from_str(probe) {
         Ok(snapshot) => snapshot,
         Err(error) => return refuse(error.to_string()),
     };
@@ -141,17 +141,17 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
     let driver = snapshot.drivers.nvidia;
     snapshot.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
     snapshot.unreadable.retain(|gpu| gpu.vendor == Vendor::Nvidia);
-    let options = Options {
+    let options = GenerateOptions {
         driver_root: driver_root.to_owned(),
         extras,
-        ..Options::new(VENDOR)
+        ..GenerateOptions::new(VENDOR)
     };
     let mut left_out: Vec<String> = snapshot
         .unreadable
         .iter()
         .map(|gpu| format!("GPU {} is left out: the driver says {:?}", gpu.index, gpu.error))
         .collect();
-    let (lost, there): (Vec<Gpu>, Vec<Gpu>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
+    let (lost, there): (Vec<LiveGpu>, Vec<LiveGpu>) = snapshot.gpus.into_iter().partition(|gpu| gpu.lost);
     left_out.extend(
         lost.iter()
             .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, plain_line(gpu.uuid.chars()))),
@@ -172,7 +172,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
                 continue;
             };
             let mig_devices: Vec<MigDevice> = gpu.mig_devices.into_iter().map(MigDevice::from).collect();
-            gpus.push(nvidia::Gpu {
+            gpus.push(nvidia::NvidiaGpu {
                 index: gpu.index,
                 mig: proc::mig_of(tree, minor, MigDevice::of(gpu.mig, &mig_devices)),
                 uuid: Some(gpu.uuid),
@@ -183,7 +183,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
         nvidia::generate(tree, &gpus, version, &options)?
     };
     left_out.extend(notes);
-    let found = Found {
+    let found = FoundSpec {
         path: PLACE.to_owned(),
         priority: 0,
         spec: Ok(spec),
@@ -195,13 +195,13 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
     })
 }
 
-fn facts(driver: &str, cuda: &str, gpus: &[Gpu]) -> Facts {
-    let mut facts = Facts::of_driver(driver);
+fn facts(driver: &str, cuda: &str, gpus: &[LiveGpu]) -> RequirementFacts {
+    let mut facts = RequirementFacts::of_driver(driver);
     if !cuda.is_empty() {
         facts.cuda = Some(cuda.to_owned());
     }
     // The container may get any of the GPUs, so a property is known only if all GPUs share it.
-    let alike = |what: fn(&Gpu) -> Option<&str>| {
+    let alike = |what: fn(&LiveGpu) -> Option<&str>| {
         let first = what(gpus.first()?)?;
         gpus.iter().all(|gpu| what(gpu) == Some(first)).then(|| first.to_owned())
     };

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use divvy_model::GrantRecord;
 use thiserror::Error as ThisError;
 
-pub use super::devices::Plan;
-use super::request::{Container, Request, Wanted};
-use super::settings::{Mode, Settings};
+pub use super::devices::DevicePlan;
+use super::request::{DeviceRequest, RequestingContainer, WantedDevices};
+use super::settings::{OciRuntimeSettings, RuntimeMode};
 use super::{legacy, live};
 use divvy_cdi::{self as cdi, Edits, FoundDevice, QualifiedName, Registry, Unresolved};
 
 /// A reason why a container cannot get what it requests.
 #[derive(Debug, ThisError)]
-pub enum Error {
+pub enum DevicePlanError {
     /// No CDI spec describes some of the devices. The text is NVIDIA's, with a hint added.
     #[error(
         "could not apply required modification to OCI specification: error modifying OCI spec: failed to inject CDI devices: {unresolved}; {hint}"
@@ -37,7 +37,7 @@ pub enum Error {
     Mixed(String),
     /// `nvidia-container-cli` cannot be called for this request.
     #[error(transparent)]
-    Legacy(#[from] legacy::Error),
+    Legacy(#[from] legacy::LegacyError),
     /// NVIDIA's hook is called in a mode that must change the configuration before hooks run. The text up to the mode is NVIDIA's.
     #[error(
         "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported in mode {mode:?}: a hook runs after \
@@ -64,7 +64,7 @@ pub enum Error {
 
 /// What was decided about a container's request, and which parts of the request are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct DecidedRequest {
     /// The source of the container's devices.
     pub decides: Decides,
     /// Sentences for the log about ignored parts of the request.
@@ -77,11 +77,11 @@ pub enum Decides {
     /// No source. The configuration is not changed, and no spec needs to be read.
     Nobody,
     /// The container's request, resolved with the CDI specs in the spec directories.
-    Specs(Plan),
+    Specs(DevicePlan),
     /// The container's request, resolved with a spec that is generated now ([`super::live`]).
-    Live(Plan),
+    Live(DevicePlan),
     /// The container's request, handled by `nvidia-container-cli` ([`legacy::words`]).
-    Legacy(Wanted),
+    Legacy(WantedDevices),
     /// The pod's grant, found in the CDI specs in the spec directories.
     Allocation {
         /// The pod's UID.
@@ -97,16 +97,16 @@ const OWNERS: [(&str, &str); 2] = [
     ("io.kubernetes.pod.uid", "io.kubernetes.container.name"),
 ];
 
-impl Asked {
+impl DecidedRequest {
     /// Decide where a container's devices come from.
     ///
     /// # Errors
-    /// Fails with [`Error::Name`] or [`Error::Mixed`].
-    pub fn of(container: &Container, settings: &Settings) -> Result<Asked, Error> {
-        let Request { wanted, mut ignored } = request(container, settings);
+    /// Fails with [`DevicePlanError::Name`] or [`DevicePlanError::Mixed`].
+    pub fn of(container: &RequestingContainer, settings: &OciRuntimeSettings) -> Result<DecidedRequest, DevicePlanError> {
+        let DeviceRequest { wanted, mut ignored } = request(container, settings);
         let decides = match (settings.mode, wanted) {
-            (Mode::Divvy, wanted) => {
-                if wanted != Wanted::Nothing {
+            (RuntimeMode::Divvy, wanted) => {
+                if wanted != WantedDevices::Nothing {
                     ignored.push(
                         "The container's own GPU request is ignored: in mode \"divvy\" it gets what its pod was allocated"
                             .to_owned(),
@@ -114,11 +114,11 @@ impl Asked {
                 }
                 by_allocation(container)
             }
-            (_, Wanted::Nothing) => Decides::Nobody,
-            (Mode::Legacy, wanted) => Decides::Legacy(wanted),
-            (Mode::Auto | Mode::Cdi | Mode::JitCdi, wanted) => live_or_specs(wanted, settings)?,
+            (_, WantedDevices::Nothing) => Decides::Nobody,
+            (RuntimeMode::Legacy, wanted) => Decides::Legacy(wanted),
+            (RuntimeMode::Auto | RuntimeMode::Cdi | RuntimeMode::JitCdi, wanted) => live_or_specs(wanted, settings)?,
         };
-        Ok(Asked { decides, ignored })
+        Ok(DecidedRequest { decides, ignored })
     }
 }
 
@@ -127,54 +127,57 @@ impl Asked {
 /// names.
 ///
 /// # Errors
-/// [`Error::Hook`] if the mode does not allow a direct call.
-pub fn by_hook(container: &Container, settings: &Settings) -> Result<(Option<Wanted>, Vec<String>), Error> {
-    let as_legacy = Settings {
-        mode: Mode::Legacy,
+/// [`DevicePlanError::Hook`] if the mode does not allow a direct call.
+pub fn by_hook(
+    container: &RequestingContainer,
+    settings: &OciRuntimeSettings,
+) -> Result<(Option<WantedDevices>, Vec<String>), DevicePlanError> {
+    let as_legacy = OciRuntimeSettings {
+        mode: RuntimeMode::Legacy,
         ..settings.clone()
     };
-    let Request { wanted, ignored } = request(container, &as_legacy);
-    let of_cdi = matches!(&wanted, Wanted::Devices(names) if names.iter().all(|name| is_qualified(name)));
+    let DeviceRequest { wanted, ignored } = request(container, &as_legacy);
+    let of_cdi = matches!(&wanted, WantedDevices::Devices(names) if names.iter().all(|name| is_qualified(name)));
     let mode = match settings.mode {
-        _ if wanted == Wanted::Nothing => return Ok((None, ignored)),
+        _ if wanted == WantedDevices::Nothing => return Ok((None, ignored)),
         _ if settings.skip_mode_detection => None,
-        Mode::Legacy => None,
-        Mode::Auto if !of_cdi => None,
-        Mode::Auto | Mode::Cdi => Some("cdi"),
-        Mode::JitCdi => Some("jit-cdi"),
-        Mode::Divvy => Some("divvy"),
+        RuntimeMode::Legacy => None,
+        RuntimeMode::Auto if !of_cdi => None,
+        RuntimeMode::Auto | RuntimeMode::Cdi => Some("cdi"),
+        RuntimeMode::JitCdi => Some("jit-cdi"),
+        RuntimeMode::Divvy => Some("divvy"),
     };
     match mode {
-        Some(mode) => Err(Error::Hook { mode }),
+        Some(mode) => Err(DevicePlanError::Hook { mode }),
         None => Ok((Some(wanted), ignored)),
     }
 }
 
-fn request(container: &Container, settings: &Settings) -> Request {
-    let request = Request::of(container, settings);
+fn request(container: &RequestingContainer, settings: &OciRuntimeSettings) -> DeviceRequest {
+    let request = DeviceRequest::of(container, settings);
     // As in NVIDIA's runtime, annotations count only if every requested device has a CDI name.
     let annotations_count = match (settings.mode, &request.wanted) {
-        (Mode::Divvy | Mode::Cdi, _) => true,
-        (Mode::Auto | Mode::JitCdi, Wanted::Devices(names)) => names.iter().all(|name| is_qualified(name)),
+        (RuntimeMode::Divvy | RuntimeMode::Cdi, _) => true,
+        (RuntimeMode::Auto | RuntimeMode::JitCdi, WantedDevices::Devices(names)) => names.iter().all(|name| is_qualified(name)),
         _ => false,
     };
     if annotations_count {
         return request;
     }
-    let without = Settings {
+    let without = OciRuntimeSettings {
         annotation_prefixes: Vec::new(),
         ..settings.clone()
     };
-    Request::of(container, &without)
+    DeviceRequest::of(container, &without)
 }
 
 /// Decide between CDI specs and the driver, as NVIDIA's runtime does. Devices with CDI names come from CDI specs. Other devices
 /// come from the driver, except in mode `cdi`, where they come from specs. If the default kind belongs to another vendor, its
 /// devices always come from specs. Devices of kind [`live::KIND`] always come from the driver.
-fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> {
+fn live_or_specs(wanted: WantedDevices, settings: &OciRuntimeSettings) -> Result<Decides, DevicePlanError> {
     let kind = settings.default_kind.as_str();
-    let others_are_live = kind == live::KIND || settings.mode != Mode::Cdi && kind == cdi::NVIDIA_KIND;
-    let Wanted::Devices(names) = &wanted else {
+    let others_are_live = kind == live::KIND || settings.mode != RuntimeMode::Cdi && kind == cdi::NVIDIA_KIND;
+    let WantedDevices::Devices(names) = &wanted else {
         return Ok(if others_are_live {
             Decides::Live(plan(wanted, live::KIND)?)
         } else {
@@ -184,40 +187,40 @@ fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> 
     let of_kind = |name: &str, kind: &str| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('='));
     // In mode jit-cdi, nvidia.com/gpu=0 also means the GPU that the driver reports as 0 now, so a stale spec is never used.
     let is_live = |name: &str| {
-        let by_kind = of_kind(name, live::KIND) || settings.mode == Mode::JitCdi && of_kind(name, cdi::NVIDIA_KIND);
+        let by_kind = of_kind(name, live::KIND) || settings.mode == RuntimeMode::JitCdi && of_kind(name, cdi::NVIDIA_KIND);
         by_kind || others_are_live && !is_qualified(name)
     };
     let (now, written): (Vec<&String>, Vec<&String>) = names.iter().partition(|name| is_live(name));
     match (now.is_empty(), written.is_empty()) {
         (true, _) => Ok(Decides::Specs(plan(wanted, kind)?)),
-        (false, false) => Err(Error::Mixed(names.join(",").chars().take(200).collect())),
+        (false, false) => Err(DevicePlanError::Mixed(names.join(",").chars().take(200).collect())),
         (false, true) => {
             let own = |name: &String| match name.strip_prefix(cdi::NVIDIA_KIND) {
                 Some(rest) if rest.starts_with('=') => format!("{}{rest}", live::KIND),
                 _ => name.clone(),
             };
             Ok(Decides::Live(plan(
-                Wanted::Devices(names.iter().map(own).collect()),
+                WantedDevices::Devices(names.iter().map(own).collect()),
                 live::KIND,
             )?))
         }
     }
 }
 
-fn plan(wanted: Wanted, kind: &str) -> Result<Plan, Error> {
+fn plan(wanted: WantedDevices, kind: &str) -> Result<DevicePlan, DevicePlanError> {
     let (devices, driver_of) = match wanted {
-        Wanted::Nothing => return Ok(Plan::LeaveAlone),
-        Wanted::All => (vec![format!("{kind}=all")], None),
-        Wanted::DriverOnly => (Vec::new(), Some(kind.to_owned())),
-        Wanted::Devices(names) => (
+        WantedDevices::Nothing => return Ok(DevicePlan::LeaveAlone),
+        WantedDevices::All => (vec![format!("{kind}=all")], None),
+        WantedDevices::DriverOnly => (Vec::new(), Some(kind.to_owned())),
+        WantedDevices::Devices(names) => (
             names.iter().map(|name| full_name(name, kind)).collect::<Result<_, _>>()?,
             None,
         ),
     };
-    Ok(Plan::Inject { devices, driver_of })
+    Ok(DevicePlan::Inject { devices, driver_of })
 }
 
-fn by_allocation(container: &Container) -> Decides {
+fn by_allocation(container: &RequestingContainer) -> Decides {
     let annotations: &BTreeMap<String, String> = &container.annotations;
     let pod = OWNERS.iter().find_map(|(uid, name)| {
         Some(Decides::Allocation {
@@ -232,8 +235,8 @@ fn by_allocation(container: &Container) -> Decides {
 /// grant is left unchanged.
 ///
 /// # Errors
-/// [`Error::Grants`] if the specs describe several grants for the container.
-pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Plan, Error> {
+/// [`DevicePlanError::Grants`] if the specs describe several grants for the container.
+pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<DevicePlan, DevicePlanError> {
     let specs = registry
         .files()
         .iter()
@@ -248,12 +251,12 @@ pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Pla
         .flat_map(|spec| spec.devices.iter().map(|device| cdi::qualified_name(&device.name)))
         .collect();
     match names.len() {
-        0 => Ok(Plan::LeaveAlone),
-        1 => Ok(Plan::Inject {
+        0 => Ok(DevicePlan::LeaveAlone),
+        1 => Ok(DevicePlan::Inject {
             devices: names,
             driver_of: None,
         }),
-        grants => Err(Error::Grants {
+        grants => Err(DevicePlanError::Grants {
             grants,
             uid: uid.to_owned(),
             container: container.to_owned(),
@@ -264,9 +267,9 @@ pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Pla
 /// Collect the edits of a plan in the order of injection.
 ///
 /// # Errors
-/// Fails with [`Error::Unresolved`], which lists all devices that no spec describes.
-pub fn edits(plan: &Plan, registry: &Registry) -> Result<Edits, Error> {
-    let Plan::Inject { devices, driver_of } = plan else {
+/// Fails with [`DevicePlanError::Unresolved`], which lists all devices that no spec describes.
+pub fn edits(plan: &DevicePlan, registry: &Registry) -> Result<Edits, DevicePlanError> {
+    let DevicePlan::Inject { devices, driver_of } = plan else {
         return Ok(Edits::default());
     };
     let mut devices = devices.clone();
@@ -310,7 +313,7 @@ fn join(all: &mut Edits, later: &Edits) {
 }
 
 /// Build the error for missing devices, with a hint that lists the devices that exist.
-fn unresolved(unresolved: Unresolved, registry: &Registry) -> Error {
+fn unresolved(unresolved: Unresolved, registry: &Registry) -> DevicePlanError {
     let devices = registry.devices();
     let conflict = devices
         .iter()
@@ -332,7 +335,7 @@ fn unresolved(unresolved: Unresolved, registry: &Registry) -> Error {
             shortened(&devices)
         )
     };
-    Error::Unresolved { unresolved, hint }
+    DevicePlanError::Unresolved { unresolved, hint }
 }
 
 fn shortened(devices: &[FoundDevice<'_>]) -> String {
@@ -352,7 +355,7 @@ fn is_qualified(name: &str) -> bool {
     name.parse::<QualifiedName>().is_ok()
 }
 
-fn full_name(name: &str, kind: &str) -> Result<String, Error> {
+fn full_name(name: &str, kind: &str) -> Result<String, DevicePlanError> {
     if is_qualified(name) {
         return Ok(name.to_owned());
     }
@@ -360,6 +363,6 @@ fn full_name(name: &str, kind: &str) -> Result<String, Error> {
     if is_qualified(&full) {
         Ok(full)
     } else {
-        Err(Error::Name(name.chars().take(100).collect()))
+        Err(DevicePlanError::Name(name.chars().take(100).collect()))
     }
 }

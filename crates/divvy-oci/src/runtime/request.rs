@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::settings::{Mode, Settings};
+use super::settings::{OciRuntimeSettings, RuntimeMode};
 use divvy_cdi::QualifiedName;
 
 /// The environment variable that lists the requested devices.
@@ -16,7 +16,7 @@ pub const MOUNTS: &str = "/var/run/nvidia-container-devices";
 
 /// The parts of a container's configuration that determine its devices.
 #[derive(Debug, Clone, Default)]
-pub struct Container {
+pub struct RequestingContainer {
     /// The entries of `process.env`, in order.
     pub env: Vec<String>,
     /// Source and destination of each mount.
@@ -31,7 +31,7 @@ pub struct Container {
     pub by_engine: bool,
 }
 
-impl Container {
+impl RequestingContainer {
     /// Return the value of an environment variable. If the variable occurs several times, the last entry counts. Entries without
     /// `=` are ignored.
     pub fn variable(&self, name: &str) -> Option<&str> {
@@ -42,7 +42,7 @@ impl Container {
 
 /// The devices that a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum WantedDevices {
     /// Neither devices nor the driver's files. The container is not changed.
     Nothing,
     /// The driver's files, but no device.
@@ -55,20 +55,20 @@ pub enum Wanted {
 
 /// A container's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct DeviceRequest {
     /// The requested devices.
-    pub wanted: Wanted,
+    pub wanted: WantedDevices,
     /// Sentences for the log about ignored parts of the request.
     pub ignored: Vec<String>,
 }
 
-impl Request {
+impl DeviceRequest {
     /// Read the request from a container's configuration.
-    pub fn of(container: &Container, settings: &Settings) -> Request {
+    pub fn of(container: &RequestingContainer, settings: &OciRuntimeSettings) -> DeviceRequest {
         let mut ignored = Vec::new();
         let annotated = by_annotation(container, &settings.annotation_prefixes);
         if !annotated.is_empty() {
-            return Request {
+            return DeviceRequest {
                 wanted: wanted(annotated),
                 ignored,
             };
@@ -76,7 +76,7 @@ impl Request {
         if settings.accept_mounts {
             let mounted = by_mount(container, settings.mode, &mut ignored);
             if !mounted.is_empty() {
-                return Request {
+                return DeviceRequest {
                     wanted: wanted(mounted),
                     ignored,
                 };
@@ -91,45 +91,45 @@ impl Request {
         let swarm = if by_engine { &[][..] } else { &settings.swarm_resources[..] };
         let (names, listed) = by_environment(container, swarm);
         let asked = wanted(listed);
-        if asked != Wanted::Nothing && !accepted && !by_engine {
+        if asked != WantedDevices::Nothing && !accepted && !by_engine {
             ignored.push(format!(
                 "Ignoring devices requested by environment variable(s) in unprivileged container: [{}]",
                 names.join(" ")
             ));
-            return Request {
-                wanted: Wanted::Nothing,
+            return DeviceRequest {
+                wanted: WantedDevices::Nothing,
                 ignored,
             };
         }
-        Request { wanted: asked, ignored }
+        DeviceRequest { wanted: asked, ignored }
     }
 }
 
 /// Interpret a list of names. If `void` occurs anywhere, nothing is requested. Otherwise the first of `all` and `none` decides.
-fn wanted(names: Vec<String>) -> Wanted {
+fn wanted(names: Vec<String>) -> WantedDevices {
     let mut seen = BTreeSet::new();
     let names: Vec<String> = names.into_iter().filter(|name| seen.insert(name.clone())).collect();
     if names.is_empty() || seen.contains("void") {
-        return Wanted::Nothing;
+        return WantedDevices::Nothing;
     }
     match names
         .iter()
         .find(|name| *name == "all" || *name == "none")
         .map(String::as_str)
     {
-        Some("all") => Wanted::All,
-        Some(_) => Wanted::DriverOnly,
-        None => Wanted::Devices(names),
+        Some("all") => WantedDevices::All,
+        Some(_) => WantedDevices::DriverOnly,
+        None => WantedDevices::Devices(names),
     }
 }
 
-fn by_annotation(container: &Container, prefixes: &[String]) -> Vec<String> {
+fn by_annotation(container: &RequestingContainer, prefixes: &[String]) -> Vec<String> {
     let ours = |key: &String| prefixes.iter().any(|prefix| key.starts_with(prefix.as_str()));
     let values = container.annotations.iter().filter(|(key, _)| ours(key));
     values.flat_map(|(_, value)| items(value)).collect()
 }
 
-fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec<String> {
+fn by_mount(container: &RequestingContainer, mode: RuntimeMode, ignored: &mut Vec<String>) -> Vec<String> {
     let mut devices = Vec::new();
     for device in mounted(container) {
         match device.split_once('/') {
@@ -140,7 +140,7 @@ fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec
                     "Ignoring mount \"{MOUNTS}/{device}\": {name:?} is not the name of a CDI device"
                 )),
             },
-            Some(("imex", _)) if matches!(mode, Mode::Auto | Mode::JitCdi | Mode::Legacy) => {}
+            Some(("imex", _)) if matches!(mode, RuntimeMode::Auto | RuntimeMode::JitCdi | RuntimeMode::Legacy) => {}
             Some(("imex", channel)) => ignored.push(format!(
                 "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} is available in modes \"auto\", \"jit-cdi\" and \"legacy\" only"
             )),
@@ -151,7 +151,7 @@ fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec
 }
 
 /// Return the IMEX channels that mounts request. The list is empty if the settings do not accept mounts.
-pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<String> {
+pub(super) fn imex_by_mount(container: &RequestingContainer, settings: &OciRuntimeSettings) -> Vec<String> {
     let mounted = if settings.accept_mounts {
         mounted(container)
     } else {
@@ -162,7 +162,7 @@ pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<S
 }
 
 /// Return the paths below [`MOUNTS`] at which `/dev/null` is mounted, without duplicates.
-fn mounted(container: &Container) -> Vec<String> {
+fn mounted(container: &RequestingContainer) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let all = container.mounts.iter().filter(|(source, _)| clean(source) == "/dev/null");
     all.filter_map(|(_, destination)| {
@@ -184,7 +184,7 @@ fn cdi_name(path: &str) -> Option<String> {
 }
 
 /// Return the names of the environment variables that count, and the devices that they list.
-fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a str>, Vec<String>) {
+fn by_environment<'a>(container: &RequestingContainer, swarm: &'a [String]) -> (Vec<&'a str>, Vec<String>) {
     let swarm: Vec<&str> = swarm
         .iter()
         .map(String::as_str)
@@ -200,7 +200,7 @@ fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a st
 }
 
 /// Report whether the image is older than `NVIDIA_VISIBLE_DEVICES`. Such images request all GPUs.
-pub(super) fn is_legacy_image(container: &Container) -> bool {
+pub(super) fn is_legacy_image(container: &RequestingContainer) -> bool {
     let has = |name| container.variable(name).is_some_and(|value| !value.is_empty());
     has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA")
 }
@@ -230,37 +230,43 @@ fn clean(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn env(entries: &[&str]) -> Container {
-        Container {
+    fn env(entries: &[&str]) -> RequestingContainer {
+        RequestingContainer {
             env: entries.iter().map(|entry| (*entry).to_owned()).collect(),
             privileged: true,
-            ..Container::default()
+            ..RequestingContainer::default()
         }
     }
 
-    fn devices(names: &[&str]) -> Wanted {
-        Wanted::Devices(names.iter().map(|name| (*name).to_owned()).collect())
+    fn devices(names: &[&str]) -> WantedDevices {
+        WantedDevices::Devices(names.iter().map(|name| (*name).to_owned()).collect())
     }
 
     #[test]
     fn case_21_a_the_variable_means_what_it_means_everywhere() {
         let uuid = "GPU-0a1b2c3d-0000-1111-2222-333344445555";
         for (entries, expected) in [
-            (vec![], Wanted::Nothing),
-            (vec!["CUDA_VERSION=9.0.116"], Wanted::All),
-            (vec!["CUDA_VERSION=9.0.116", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"], Wanted::Nothing),
-            (vec!["CUDA_VERSION=", "NVIDIA_REQUIRE_CUDA="], Wanted::Nothing),
-            (vec!["CUDA_VERSION=9.0.116", "NVIDIA_VISIBLE_DEVICES="], Wanted::Nothing),
-            (vec!["NVIDIA_VISIBLE_DEVICES="], Wanted::Nothing),
-            (vec!["NVIDIA_VISIBLE_DEVICES=,"], Wanted::Nothing),
-            (vec!["NVIDIA_VISIBLE_DEVICES= "], Wanted::Nothing),
-            (vec!["NVIDIA_VISIBLE_DEVICES=void"], Wanted::Nothing),
-            (vec!["NVIDIA_VISIBLE_DEVICES=0,void"], Wanted::Nothing),
-            (vec!["NVIDIA_VISIBLE_DEVICES=none"], Wanted::DriverOnly),
-            (vec!["NVIDIA_VISIBLE_DEVICES=none,all"], Wanted::DriverOnly),
-            (vec!["NVIDIA_VISIBLE_DEVICES=all"], Wanted::All),
-            (vec!["NVIDIA_VISIBLE_DEVICES=0,all"], Wanted::All),
-            (vec!["NVIDIA_VISIBLE_DEVICES=all,none"], Wanted::All),
+            (vec![], WantedDevices::Nothing),
+            (vec!["CUDA_VERSION=9.0.116"], WantedDevices::All),
+            (
+                vec!["CUDA_VERSION=9.0.116", "NVIDIA_REQUIRE_CUDA=cuda>=9.0"],
+                WantedDevices::Nothing,
+            ),
+            (vec!["CUDA_VERSION=", "NVIDIA_REQUIRE_CUDA="], WantedDevices::Nothing),
+            (
+                vec!["CUDA_VERSION=9.0.116", "NVIDIA_VISIBLE_DEVICES="],
+                WantedDevices::Nothing,
+            ),
+            (vec!["NVIDIA_VISIBLE_DEVICES="], WantedDevices::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=,"], WantedDevices::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES= "], WantedDevices::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=void"], WantedDevices::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0,void"], WantedDevices::Nothing),
+            (vec!["NVIDIA_VISIBLE_DEVICES=none"], WantedDevices::DriverOnly),
+            (vec!["NVIDIA_VISIBLE_DEVICES=none,all"], WantedDevices::DriverOnly),
+            (vec!["NVIDIA_VISIBLE_DEVICES=all"], WantedDevices::All),
+            (vec!["NVIDIA_VISIBLE_DEVICES=0,all"], WantedDevices::All),
+            (vec!["NVIDIA_VISIBLE_DEVICES=all,none"], WantedDevices::All),
             (vec!["NVIDIA_VISIBLE_DEVICES=0"], devices(&["0"])),
             (vec!["NVIDIA_VISIBLE_DEVICES=0,1"], devices(&["0", "1"])),
             (vec!["NVIDIA_VISIBLE_DEVICES= 0 ,"], devices(&["0"])),
@@ -275,7 +281,7 @@ mod tests {
             (vec!["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES"], devices(&["0"])),
             (vec![&format!("NVIDIA_VISIBLE_DEVICES={uuid}")], devices(&[uuid])),
         ] {
-            let request = Request::of(&env(&entries), &Settings::default());
+            let request = DeviceRequest::of(&env(&entries), &OciRuntimeSettings::default());
             assert_eq!(request.wanted, expected, "{entries:?}");
             assert!(request.ignored.is_empty(), "{entries:?}: {:?}", request.ignored);
         }
@@ -287,29 +293,32 @@ mod tests {
         let mut container = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
         container.annotations = [("cdi.k8s.io/a".to_owned(), "nvidia.com/gpu=1".to_owned())].into();
         container.mounts = vec![("/dev/null".to_owned(), format!("{MOUNTS}/0"))];
-        let mut settings = Settings {
+        let mut settings = OciRuntimeSettings {
             accept_mounts: true,
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
-        assert_eq!(Request::of(&container, &settings).wanted, devices(&["nvidia.com/gpu=1"]));
+        assert_eq!(
+            DeviceRequest::of(&container, &settings).wanted,
+            devices(&["nvidia.com/gpu=1"])
+        );
         container.annotations.clear();
-        assert_eq!(Request::of(&container, &settings).wanted, devices(&["0"]));
+        assert_eq!(DeviceRequest::of(&container, &settings).wanted, devices(&["0"]));
         settings.accept_mounts = false;
-        assert_eq!(Request::of(&container, &settings).wanted, Wanted::All);
+        assert_eq!(DeviceRequest::of(&container, &settings).wanted, WantedDevices::All);
         container.privileged = false;
-        let request = Request::of(&container, &settings);
-        assert_eq!(request.wanted, Wanted::Nothing);
+        let request = DeviceRequest::of(&container, &settings);
+        assert_eq!(request.wanted, WantedDevices::Nothing);
         let said = "Ignoring devices requested by environment variable(s) in unprivileged container: [NVIDIA_VISIBLE_DEVICES]";
         assert_eq!(request.ignored, [said]);
         settings.accept_environment = Some(true);
-        assert_eq!(Request::of(&container, &settings).wanted, Wanted::All);
+        assert_eq!(DeviceRequest::of(&container, &settings).wanted, WantedDevices::All);
     }
 
     #[test]
     fn case_22_b_and_23_a_whole_path_components_name_devices() {
-        let settings = Settings {
+        let settings = OciRuntimeSettings {
             accept_mounts: true,
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
         for (source, below, expected) in [
             ("/dev/null", "/0", Some("0")),
@@ -323,60 +332,60 @@ mod tests {
             ("/dev/null", "", None),
             ("/dev/zero", "/0", None),
         ] {
-            let container = Container {
+            let container = RequestingContainer {
                 mounts: vec![(source.to_owned(), format!("{MOUNTS}{below}"))],
-                ..Container::default()
+                ..RequestingContainer::default()
             };
-            let expected = expected.map_or(Wanted::Nothing, |name| devices(&[name]));
-            assert_eq!(Request::of(&container, &settings).wanted, expected, "{source} {below}");
+            let expected = expected.map_or(WantedDevices::Nothing, |name| devices(&[name]));
+            assert_eq!(DeviceRequest::of(&container, &settings).wanted, expected, "{source} {below}");
         }
     }
 
     #[test]
     fn requests_to_the_engine_count_without_privileges() {
-        let asked = |entries: &[&str], settings: &Settings| {
-            let container = Container {
+        let asked = |entries: &[&str], settings: &OciRuntimeSettings| {
+            let container = RequestingContainer {
                 privileged: false,
                 by_engine: true,
                 ..env(entries)
             };
-            Request::of(&container, settings).wanted
+            DeviceRequest::of(&container, settings).wanted
         };
-        let by_default = Settings::default();
+        let by_default = OciRuntimeSettings::default();
         // Docker appends its own entry to the image's.
         let both = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0"];
         assert_eq!(asked(&both, &by_default), devices(&["0"]));
-        assert_eq!(asked(&["NVIDIA_VISIBLE_DEVICES=void"], &by_default), Wanted::Nothing);
+        assert_eq!(asked(&["NVIDIA_VISIBLE_DEVICES=void"], &by_default), WantedDevices::Nothing);
         assert_eq!(
             asked(&["CUDA_VERSION=9.0"], &by_default),
-            Wanted::Nothing,
+            WantedDevices::Nothing,
             "the image sets this variable"
         );
-        let refused = Settings {
+        let refused = OciRuntimeSettings {
             accept_environment: Some(false),
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
         assert_eq!(
             asked(&both, &refused),
-            Wanted::Nothing,
+            WantedDevices::Nothing,
             "an explicit false applies to Docker's request as well"
         );
-        let swarm = Settings {
+        let swarm = OciRuntimeSettings {
             swarm_resources: vec!["OF_IMAGE".to_owned()],
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
         assert_eq!(asked(&["OF_IMAGE=all", "NVIDIA_VISIBLE_DEVICES=0"], &swarm), devices(&["0"]));
     }
 
     #[test]
     fn a_swarm_resource_replaces_the_variable() {
-        let settings = Settings {
+        let settings = OciRuntimeSettings {
             swarm_resources: vec!["DOCKER_RESOURCE_GPU".to_owned()],
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
         let both = env(&["NVIDIA_VISIBLE_DEVICES=all", "DOCKER_RESOURCE_GPU=3"]);
-        assert_eq!(Request::of(&both, &settings).wanted, devices(&["3"]));
+        assert_eq!(DeviceRequest::of(&both, &settings).wanted, devices(&["3"]));
         let one = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
-        assert_eq!(Request::of(&one, &settings).wanted, Wanted::All);
+        assert_eq!(DeviceRequest::of(&one, &settings).wanted, WantedDevices::All);
     }
 }

@@ -11,15 +11,15 @@ use std::cmp::Ordering;
 
 use thiserror::Error as ThisError;
 
-use super::devices::Plan;
-use super::request::{Container, is_legacy_image};
-use super::settings::Settings;
+use super::devices::DevicePlan;
+use super::request::{RequestingContainer, is_legacy_image};
+use super::settings::OciRuntimeSettings;
 use divvy_cdi::{Registry, stale};
 use divvy_host::plain_line;
 
 /// A reason why the driver does not satisfy the image, or why that cannot be checked.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-pub enum Error {
+pub enum RequirementError {
     /// No alternative of an expression holds. The text begins with NVIDIA's, so that users can search for it.
     #[error(
         "requirement error: unsatisfied condition: {condition}, please update your driver to a newer version, or use an earlier cuda container; this \
@@ -43,7 +43,7 @@ pub enum Error {
 
 /// The known facts about the driver and the GPUs. `None` means unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct RequirementFacts {
     /// The driver's version, such as `550.54.15`.
     pub driver: Option<String>,
     /// The newest CUDA version that the driver supports, such as `12.4`.
@@ -54,11 +54,11 @@ pub struct Facts {
     pub brand: Option<String>,
 }
 
-impl Facts {
+impl RequirementFacts {
     /// Return the facts about the driver whose files the CDI specs add to the container.
-    pub fn of_specs(plan: &Plan, registry: &Registry) -> Facts {
-        let Plan::Inject { devices, driver_of } = plan else {
-            return Facts::default();
+    pub fn of_specs(plan: &DevicePlan, registry: &Registry) -> RequirementFacts {
+        let DevicePlan::Inject { devices, driver_of } = plan else {
+            return RequirementFacts::default();
         };
         let of_devices = devices.iter().filter_map(|device| registry.spec_of(device));
         let of_kind = registry.files().iter().rev().filter_map(|file| file.usable());
@@ -67,15 +67,15 @@ impl Facts {
             .chain(of_kind)
             .filter(|spec| spec.vendor_and_class().is_none_or(|(vendor, _)| vendor != "amd.com"))
             .find_map(stale::driver_version);
-        Facts::of_driver(driver.unwrap_or_default())
+        RequirementFacts::of_driver(driver.unwrap_or_default())
     }
 
     /// Return the facts that follow from a driver's version. An empty version yields no facts.
-    pub fn of_driver(driver: &str) -> Facts {
-        Facts {
+    pub fn of_driver(driver: &str) -> RequirementFacts {
+        RequirementFacts {
             driver: Some(driver.to_owned()).filter(|driver| !driver.is_empty()),
             cuda: cuda_of(driver).map(str::to_owned),
-            ..Facts::default()
+            ..RequirementFacts::default()
         }
     }
 
@@ -138,8 +138,8 @@ fn cuda_of(driver: &str) -> Option<&'static str> {
 /// list is empty if the settings or `NVIDIA_DISABLE_REQUIRE` disable the check.
 ///
 /// # Errors
-/// [`Error::CudaVersion`] if an old image has an invalid `CUDA_VERSION`.
-pub fn expressions(container: &Container, settings: &Settings) -> Result<Vec<String>, Error> {
+/// [`RequirementError::CudaVersion`] if an old image has an invalid `CUDA_VERSION`.
+pub fn expressions(container: &RequestingContainer, settings: &OciRuntimeSettings) -> Result<Vec<String>, RequirementError> {
     let off = container.variable("NVIDIA_DISABLE_REQUIRE").unwrap_or_default();
     // The true values of Go's strconv.ParseBool.
     if settings.disable_require || ["1", "t", "T", "TRUE", "true", "True"].contains(&off) {
@@ -158,7 +158,8 @@ pub fn expressions(container: &Container, settings: &Settings) -> Result<Vec<Str
     let mut all: Vec<String> = values.filter(|value| !value.is_empty()).map(str::to_owned).collect();
     if is_legacy_image(container) {
         let version = container.variable("CUDA_VERSION").unwrap_or_default();
-        let of_cuda = major_and_minor(version).ok_or_else(|| Error::CudaVersion(version.chars().take(100).collect()))?;
+        let of_cuda =
+            major_and_minor(version).ok_or_else(|| RequirementError::CudaVersion(version.chars().take(100).collect()))?;
         all.push(format!("cuda>={of_cuda}"));
     }
     Ok(all)
@@ -174,9 +175,9 @@ fn major_and_minor(version: &str) -> Option<String> {
 /// Check that every expression holds, or could hold if some facts are unknown.
 ///
 /// # Errors
-/// Fails with [`Error::Expression`] if any condition is invalid, even in an expression that holds; otherwise with
-/// [`Error::Unsatisfied`] for the first expression that cannot hold.
-pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
+/// Fails with [`RequirementError::Expression`] if any condition is invalid, even in an expression that holds; otherwise with
+/// [`RequirementError::Unsatisfied`] for the first expression that cannot hold.
+pub fn check(expressions: &[String], facts: &RequirementFacts) -> Result<(), RequirementError> {
     let mut refused = None;
     for expression in expressions {
         let mut possible = expression.trim().is_empty();
@@ -193,7 +194,7 @@ pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
     }
     match refused {
         None => Ok(()),
-        Some(expression) => Err(Error::Unsatisfied {
+        Some(expression) => Err(RequirementError::Unsatisfied {
             // Alternatives may be separated by tabs or newlines, but the message must stay on one line.
             condition: plain_line(expression.chars().take(200).map(|c| if c.is_control() { ' ' } else { c })),
             facts: facts.in_words(),
@@ -202,8 +203,8 @@ pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
 }
 
 /// Report whether one condition holds. The result is `None` if the fact is unknown.
-fn judge(condition: &str, facts: &Facts) -> Result<Option<bool>, Error> {
-    let invalid = || Error::Expression(condition.chars().take(100).collect());
+fn judge(condition: &str, facts: &RequirementFacts) -> Result<Option<bool>, RequirementError> {
+    let invalid = || RequirementError::Expression(condition.chars().take(100).collect());
     let is_operator = |c: char| "=!<>".contains(c);
     let start = condition.find(is_operator).ok_or_else(invalid)?;
     let (property, rest) = condition.split_at(start);

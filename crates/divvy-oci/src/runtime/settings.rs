@@ -13,7 +13,7 @@ pub const PATH: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// An error in a `config.toml`.
 #[derive(Debug, ThisError)]
-pub enum Error {
+pub enum RuntimeSettingsError {
     /// The text is not TOML, or a value has the wrong type.
     #[error("{0}")]
     Unreadable(#[from] toml::de::Error),
@@ -46,8 +46,8 @@ pub enum Error {
 
 /// The source of a container's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// CDI specs if every device is requested by its CDI name. Otherwise, the same as [`Mode::JitCdi`].
+pub enum RuntimeMode {
+    /// CDI specs if every device is requested by its CDI name. Otherwise, the same as [`RuntimeMode::JitCdi`].
     #[default]
     Auto,
     /// CDI specs from the spec directories.
@@ -60,22 +60,22 @@ pub enum Mode {
     Divvy,
 }
 
-impl Mode {
+impl RuntimeMode {
     /// Return the mode's name in `config.toml`.
     pub fn as_str(self) -> &'static str {
         match self {
-            Mode::Auto => "auto",
-            Mode::Cdi => "cdi",
-            Mode::JitCdi => "jit-cdi",
-            Mode::Legacy => "legacy",
-            Mode::Divvy => "divvy",
+            RuntimeMode::Auto => "auto",
+            RuntimeMode::Cdi => "cdi",
+            RuntimeMode::JitCdi => "jit-cdi",
+            RuntimeMode::Legacy => "legacy",
+            RuntimeMode::Divvy => "divvy",
         }
     }
 }
 
-/// The least severe level that is written to the runtime's own log file. `Error` is the most severe.
+/// The least severe level that is written to the runtime's own log file. `RuntimeSettingsError` is the most severe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Level {
+pub enum LogLevel {
     /// Reasons why a container was not created.
     Error,
     /// Warnings about a container that was created.
@@ -85,37 +85,37 @@ pub enum Level {
     Info,
 }
 
-impl Level {
+impl LogLevel {
     /// Return the level's name in a log line.
     pub fn as_str(self) -> &'static str {
         match self {
-            Level::Error => "error",
-            Level::Warning => "warning",
-            Level::Info => "info",
+            LogLevel::Error => "error",
+            LogLevel::Warning => "warning",
+            LogLevel::Info => "info",
         }
     }
 
     /// Return the level for a name that NVIDIA's runtime accepts. As in that runtime, an unknown name stands for the default.
-    fn named(name: &str) -> Level {
+    fn named(name: &str) -> LogLevel {
         match name.to_ascii_lowercase().as_str() {
-            "panic" | "fatal" | "error" => Level::Error,
-            "warn" | "warning" => Level::Warning,
-            _ => Level::Info,
+            "panic" | "fatal" | "error" => LogLevel::Error,
+            "warn" | "warning" => LogLevel::Warning,
+            _ => LogLevel::Info,
         }
     }
 }
 
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct OciRuntimeSettings {
     /// `nvidia-container-runtime.mode`: the source of a container's devices.
-    pub mode: Mode,
+    pub mode: RuntimeMode,
     /// `nvidia-container-runtime.runtimes`: names or paths of OCI runtimes. The first one that exists is used.
     pub runtimes: Vec<String>,
     /// `nvidia-container-runtime.debug`: the runtime's own log file.
     pub debug: Option<String>,
     /// `nvidia-container-runtime.log-level`: the level of the runtime's own log file.
-    pub log_level: Level,
+    pub log_level: LogLevel,
     /// `...modes.cdi.spec-dirs`: the directories of CDI specs, in order of increasing priority.
     pub spec_dirs: Vec<String>,
     /// `...modes.cdi.default-kind`: the CDI kind of devices that are requested by index or UUID.
@@ -135,7 +135,7 @@ pub struct Settings {
     /// `supported-driver-capabilities`: the supported capabilities, sorted and without duplicates.
     pub capabilities: Vec<String>,
     /// The table `nvidia-container-cli`.
-    pub cli: Cli,
+    pub cli: NvidiaCliSettings,
     /// `features.disable-imex-channel-creation`: whether `nvidia-container-cli` must not create the device nodes of IMEX channels.
     pub no_imex_creation: bool,
     /// `features.ignore-imex-channel-requests`: whether requests for IMEX channels are ignored.
@@ -159,7 +159,7 @@ pub struct Settings {
 /// The settings in the table `[nvidia-container-cli]` that this runtime uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
-pub struct Cli {
+pub struct NvidiaCliSettings {
     /// The program's log file.
     pub debug: Option<String>,
     /// The program's environment as `NAME=value`. In addition, the program gets only `PATH`.
@@ -168,7 +168,7 @@ pub struct Cli {
     pub ldcache: Option<String>,
     /// The path of the host's `ldconfig`, with `@` before it.
     pub ldconfig: Option<String>,
-    /// Whether the program loads kernel modules. See [`Cli::loads_kmods`] for the default.
+    /// Whether the program loads kernel modules. See [`NvidiaCliSettings::loads_kmods`] for the default.
     pub load_kmods: Option<bool>,
     /// Whether the program leaves device cgroups unchanged.
     pub no_cgroups: bool,
@@ -182,7 +182,7 @@ pub struct Cli {
     pub user: Option<String>,
 }
 
-impl Cli {
+impl NvidiaCliSettings {
     /// Report whether the program loads kernel modules; true unless the file says otherwise.
     pub fn loads_kmods(&self) -> bool {
         self.load_kmods.unwrap_or(true)
@@ -205,15 +205,15 @@ const COMPAT_MODES: [&str; 4] = ["ldconfig", "mount", "disabled", "hook"];
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "kebab-case", default)]
-struct File {
+struct RuntimeConfigFile {
     accept_nvidia_visible_devices_as_volume_mounts: Option<bool>,
     accept_nvidia_visible_devices_envvar_when_unprivileged: Option<bool>,
     swarm_resource: Option<String>,
     disable_require: bool,
     supported_driver_capabilities: Option<String>,
     features: Features,
-    nvidia_container_cli: Cli,
-    nvidia_container_runtime: Runtime,
+    nvidia_container_cli: NvidiaCliSettings,
+    nvidia_container_runtime: RuntimeSection,
     nvidia_container_runtime_hook: OfHook,
 }
 
@@ -235,7 +235,7 @@ struct Features {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "kebab-case", default)]
-struct Runtime {
+struct RuntimeSection {
     debug: Option<String>,
     log_level: Option<String>,
     mode: Option<String>,
@@ -246,7 +246,7 @@ struct Runtime {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "kebab-case", default)]
 struct Modes {
-    cdi: Cdi,
+    cdi: CdiSettings,
     jit_cdi: JitCdi,
     legacy: Legacy,
 }
@@ -266,54 +266,54 @@ struct Legacy {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "kebab-case", default)]
-struct Cdi {
+struct CdiSettings {
     annotation_prefixes: Option<Vec<String>>,
     default_kind: Option<String>,
     spec_dirs: Option<Vec<String>>,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings::parse("").expect("an empty file is a file")
+impl Default for OciRuntimeSettings {
+    fn default() -> OciRuntimeSettings {
+        OciRuntimeSettings::parse("").expect("an empty file is a file")
     }
 }
 
-impl Settings {
+impl OciRuntimeSettings {
     /// Parse the text of a `config.toml`. Unknown keys are ignored, because they belong to NVIDIA's own programs.
     ///
     /// # Errors
-    /// See [`Error`]: invalid TOML, or a value that is unknown or unsupported.
-    pub fn parse(text: &str) -> Result<Settings, Error> {
-        let file: File = toml::from_str(text)?;
+    /// See [`RuntimeSettingsError`]: invalid TOML, or a value that is unknown or unsupported.
+    pub fn parse(text: &str) -> Result<OciRuntimeSettings, RuntimeSettingsError> {
+        let file: RuntimeConfigFile = toml::from_str(text)?;
         let runtime = file.nvidia_container_runtime;
         let (cdi, jit) = (runtime.modes.cdi, runtime.modes.jit_cdi);
         let list = |given: Option<Vec<String>>, default: &[&str]| {
             given.unwrap_or_else(|| default.iter().map(|part| (*part).to_owned()).collect())
         };
         let mode = match runtime.mode.as_deref() {
-            None | Some("" | "auto") => Mode::Auto,
-            Some("cdi") => Mode::Cdi,
-            Some("jit-cdi") => Mode::JitCdi,
-            Some("legacy") => Mode::Legacy,
-            Some("divvy") => Mode::Divvy,
-            Some("csv") => return Err(Error::Csv),
-            Some(other) => return Err(Error::Mode(other.to_owned())),
+            None | Some("" | "auto") => RuntimeMode::Auto,
+            Some("cdi") => RuntimeMode::Cdi,
+            Some("jit-cdi") => RuntimeMode::JitCdi,
+            Some("legacy") => RuntimeMode::Legacy,
+            Some("divvy") => RuntimeMode::Divvy,
+            Some("csv") => return Err(RuntimeSettingsError::Csv),
+            Some(other) => return Err(RuntimeSettingsError::Mode(other.to_owned())),
         };
         let compat = runtime.modes.legacy.cuda_compat_mode.unwrap_or_else(|| "ldconfig".to_owned());
         if !COMPAT_MODES.contains(&compat.as_str()) {
-            return Err(Error::CompatMode(compat));
+            return Err(RuntimeSettingsError::CompatMode(compat));
         }
         let ldconfig = file.nvidia_container_cli.ldconfig.as_deref().unwrap_or("@");
         if !ldconfig.starts_with('@') && !ldconfig.is_empty() && !file.features.allow_ldconfig_from_container {
-            return Err(Error::Ldconfig(ldconfig.to_owned()));
+            return Err(RuntimeSettingsError::Ldconfig(ldconfig.to_owned()));
         }
         let swarm = file.swarm_resource.unwrap_or_default();
         let swarm = swarm.split(',').map(str::trim).filter(|name| !name.is_empty());
-        Ok(Settings {
+        Ok(OciRuntimeSettings {
             mode,
             runtimes: list(runtime.runtimes, &["runc", "crun"]),
             debug: runtime.debug.filter(|path| !path.is_empty()),
-            log_level: Level::named(runtime.log_level.as_deref().unwrap_or_default()),
+            log_level: LogLevel::named(runtime.log_level.as_deref().unwrap_or_default()),
             spec_dirs: list(cdi.spec_dirs, &["/etc/cdi", "/var/run/cdi"]),
             default_kind: cdi.default_kind.unwrap_or_else(|| divvy_cdi::NVIDIA_KIND.to_owned()),
             annotation_prefixes: list(cdi.annotation_prefixes, &["cdi.k8s.io/"]),
@@ -335,7 +335,7 @@ impl Settings {
     }
 }
 
-fn capabilities(list: Option<&str>) -> Result<Vec<String>, Error> {
+fn capabilities(list: Option<&str>) -> Result<Vec<String>, RuntimeSettingsError> {
     let all = || CAPABILITIES.map(str::to_owned).to_vec();
     let Some(list) = list else { return Ok(all()) };
     let mut named = Vec::new();
@@ -343,7 +343,7 @@ fn capabilities(list: Option<&str>) -> Result<Vec<String>, Error> {
         match CAPABILITIES.contains(&name) {
             _ if name == "all" => return Ok(all()),
             true => named.push(name.to_owned()),
-            false => return Err(Error::Capability(name.to_owned())),
+            false => return Err(RuntimeSettingsError::Capability(name.to_owned())),
         }
     }
     named.sort_unstable();
@@ -358,15 +358,15 @@ mod tests {
 
     #[test]
     fn the_file_that_says_what_is_assumed_is_read_as_no_file() {
-        let found = Settings::parse(&assumed(ldconfig(|_| false))).expect("read");
+        let found = OciRuntimeSettings::parse(&assumed(ldconfig(|_| false))).expect("read");
         // The file spells out two values that are otherwise determined on the machine.
-        let expected = Settings {
-            cli: Cli {
+        let expected = OciRuntimeSettings {
+            cli: NvidiaCliSettings {
                 ldconfig: Some("@/sbin/ldconfig".to_owned()),
                 load_kmods: Some(true),
-                ..Cli::default()
+                ..NvidiaCliSettings::default()
             },
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
         assert_eq!(found, expected);
     }
@@ -383,12 +383,12 @@ mod tests {
                     disable-cuda-compat-lib-hook = true\n\
                     [nvidia-container-cli]\nroot = \"/run/nvidia/driver\"\nload-kmods = false\nno-cgroups = true\n\
                     [nvidia-container-runtime-hook]\nskip-mode-detection = true\n";
-        let found = Settings::parse(text).expect("read");
-        let expected = Settings {
-            mode: Mode::Divvy,
+        let found = OciRuntimeSettings::parse(text).expect("read");
+        let expected = OciRuntimeSettings {
+            mode: RuntimeMode::Divvy,
             runtimes: vec!["/opt/crun".to_owned()],
             debug: Some("/var/log/x".to_owned()),
-            log_level: Level::Warning,
+            log_level: LogLevel::Warning,
             spec_dirs: vec!["/c".to_owned()],
             default_kind: "a.com/b".to_owned(),
             annotation_prefixes: vec![],
@@ -397,11 +397,11 @@ mod tests {
             swarm_resources: vec!["A".to_owned(), "B".to_owned()],
             disable_require: true,
             capabilities: vec!["compute".to_owned(), "video".to_owned()],
-            cli: Cli {
+            cli: NvidiaCliSettings {
                 root: Some("/run/nvidia/driver".to_owned()),
                 load_kmods: Some(false),
                 no_cgroups: true,
-                ..Cli::default()
+                ..NvidiaCliSettings::default()
             },
             no_imex_creation: true,
             ignore_imex: true,
@@ -438,7 +438,7 @@ mod tests {
             ),
             ("mode = [", "line 1"),
         ] {
-            let error = Settings::parse(text).expect_err(text).to_string();
+            let error = OciRuntimeSettings::parse(text).expect_err(text).to_string();
             assert!(error.contains(part), "{error}");
         }
     }

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use divvy_oci::runtime::edit::{assumed, set};
-use divvy_oci::runtime::plan::{Asked, by_hook};
-use divvy_oci::runtime::request::{Container, MOUNTS, Request, Wanted};
-use divvy_oci::runtime::settings::{Mode, Settings, ldconfig};
+use divvy_oci::runtime::plan::{DecidedRequest, by_hook};
+use divvy_oci::runtime::request::{DeviceRequest, MOUNTS, RequestingContainer, WantedDevices};
+use divvy_oci::runtime::settings::{OciRuntimeSettings, RuntimeMode, ldconfig};
 use divvy_oci::runtime::{extras, legacy, require};
 
 const LDCONFIG: &str = "@/sbin/ldconfig";
 
 /// Containers with each way to request GPUs: privileged and unprivileged, with the request from the image or from the engine.
-fn containers() -> Vec<Container> {
+fn containers() -> Vec<RequestingContainer> {
     let environments: [&[&str]; 8] = [
         &[],
         &["NVIDIA_VISIBLE_DEVICES=all"],
@@ -40,7 +40,7 @@ fn containers() -> Vec<Container> {
                     (false, Some("cdi.k8s.io/a")),
                     (false, Some("x.com/a")),
                 ] {
-                    all.push(Container {
+                    all.push(RequestingContainer {
                         env: env.iter().map(|entry| (*entry).to_owned()).collect(),
                         mounts: mount
                             .then(|| ("/dev/null".to_owned(), format!("{MOUNTS}/1")))
@@ -61,18 +61,18 @@ fn containers() -> Vec<Container> {
 }
 
 /// Describe everything that the runtime and its hook decide with these settings.
-fn decided(settings: &Settings) -> String {
+fn decided(settings: &OciRuntimeSettings) -> String {
     let mut said = Vec::new();
     // Also use mode legacy, because some settings have an effect only in that mode.
-    for mode in [settings.mode, Mode::Legacy] {
-        let settings = &Settings {
+    for mode in [settings.mode, RuntimeMode::Legacy] {
+        let settings = &OciRuntimeSettings {
             mode,
             ..settings.clone()
         };
         for container in containers() {
-            let asked = Asked::of(&container, settings).map_err(|error| error.to_string());
+            let asked = DecidedRequest::of(&container, settings).map_err(|error| error.to_string());
             let hook = by_hook(&container, settings).map_err(|error| error.to_string());
-            let wanted = Request::of(&container, settings).wanted;
+            let wanted = DeviceRequest::of(&container, settings).wanted;
             let words = legacy::words(&container, &wanted, settings, LDCONFIG).map_err(|error| error.to_string());
             let required = require::expressions(&container, settings).map_err(|error| error.to_string());
             let extras = extras::extras(&container, settings).map_err(|error| error.to_string());
@@ -96,8 +96,8 @@ fn decided(settings: &Settings) -> String {
     said.join("\n")
 }
 
-fn parse(text: &str) -> Settings {
-    Settings::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+fn parse(text: &str) -> OciRuntimeSettings {
+    OciRuntimeSettings::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 /// Return each line that is a setting or an example: the name of its table, the line, and whether it is an example.
@@ -173,7 +173,7 @@ fn exchanged(text: &str, table: &str, line: &str, by: &str) -> String {
 #[test]
 fn no_assumed_line_changes_a_decision() {
     let text = assumed(LDCONFIG);
-    let without_a_file = decided(&Settings::default());
+    let without_a_file = decided(&OciRuntimeSettings::default());
     assert_eq!(decided(&parse(&text)), without_a_file, "the whole file");
     let others = otherwise();
     let mut seen = 0;
@@ -204,14 +204,14 @@ fn no_assumed_line_changes_a_decision() {
 #[test]
 fn no_example_gives_a_container_more_than_before() {
     let text = assumed(LDCONFIG);
-    let gets = |settings: &Settings, container: &Container| Request::of(container, settings).wanted;
-    let before = Settings::default();
+    let gets = |settings: &OciRuntimeSettings, container: &RequestingContainer| DeviceRequest::of(container, settings).wanted;
+    let before = OciRuntimeSettings::default();
     for (table, line, _) in lines(&text).into_iter().filter(|(.., example)| *example) {
         let taken = exchanged(&text, &table, &line, line.trim_start_matches('#'));
         let after = parse(&taken);
         for container in containers().iter().filter(|container| !container.privileged) {
             let (had, has) = (gets(&before, container), gets(&after, container));
-            assert!(has == had || has == Wanted::Nothing, "{line}: {container:?}: {has:?}");
+            assert!(has == had || has == WantedDevices::Nothing, "{line}: {container:?}: {has:?}");
         }
         // The examples of the settings that decide who gets GPUs have exactly the values that are the default for an image's requests.
         if line.starts_with("#accept-") || line.starts_with("#no-cgroups") {

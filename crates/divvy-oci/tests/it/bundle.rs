@@ -1,16 +1,16 @@
 use divvy_cdi::{Edits, Spec};
-use divvy_oci::runtime::bundle::{Bundle, Device, Error, NoDevice};
+use divvy_oci::runtime::bundle::{Bundle, BundleError, HostDevice, NoDevice};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn look(path: &str) -> Result<Device, NoDevice> {
+fn look(path: &str) -> Result<HostDevice, NoDevice> {
     let (major, minor) = match path {
         "/dev/null" => (1, 3),
         "/dev/nvidia0" => (195, 0),
         "/dev/nvidiactl" => (195, 255),
         _ => return Err(std::io::Error::other("no such file or directory").into()),
     };
-    Ok(Device {
+    Ok(HostDevice {
         kind: 'c',
         major,
         minor,
@@ -127,7 +127,7 @@ fn a_device_that_is_not_there_is_an_error_that_names_it() {
         let mut bundle = Bundle::parse("{}").expect("a configuration");
         let error = bundle.apply(&edits(json!({"deviceNodes": [node]})), look).expect_err(part);
         assert!(
-            matches!(error, Error::Device { .. }) && error.to_string().contains(part),
+            matches!(error, BundleError::Device { .. }) && error.to_string().contains(part),
             "{error}"
         );
     }

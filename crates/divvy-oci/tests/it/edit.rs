@@ -1,13 +1,13 @@
 //! Tests of changing settings in NVIDIA's `config.toml`.
 
-use divvy_oci::runtime::edit::{Error, assumed, set};
-use divvy_oci::runtime::settings::Settings;
+use divvy_oci::runtime::edit::{SettingEditError, assumed, set};
+use divvy_oci::runtime::settings::OciRuntimeSettings;
 
 fn default_text() -> String {
     assumed("@/sbin/ldconfig")
 }
 
-fn with(text: &str, options: &[&str]) -> Result<String, Error> {
+fn with(text: &str, options: &[&str]) -> Result<String, SettingEditError> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
     set(text, &options)
 }
@@ -95,7 +95,7 @@ fn case_16_b_a_value_replaces_its_predecessor_or_comment() {
         &["nvidia-container-cli.debug=/a", "nvidia-container-cli.user=root:video"],
     )
     .expect("set");
-    let settings = Settings::parse(&read).expect("read");
+    let settings = OciRuntimeSettings::parse(&read).expect("read");
     assert_eq!(
         (settings.cli.debug.as_deref(), settings.debug),
         (Some("/a"), None),
@@ -171,20 +171,21 @@ fn a_file_of_a_persons_own_keeps_all_that_is_not_set() {
     ] {
         assert!(after.lines().any(|found| found == line), "{line}: {after}");
     }
-    let settings = Settings::parse(&after).expect("read");
+    let settings = OciRuntimeSettings::parse(&after).expect("read");
     assert!(settings.disable_require && settings.runtimes == ["crun"] && settings.cli.root.as_deref() == Some("/d"));
     // A line inside a multi-line string that looks like a comment.
     let odd = "swarm-resource = \"\"\"\n#disable-require = false\n\"\"\"\n";
     let after = with(odd, &["disable-require"]).expect("set");
     assert!(
-        after.contains("\"\"\"\n#disable-require = false\n\"\"\"") && Settings::parse(&after).expect("read").disable_require,
+        after.contains("\"\"\"\n#disable-require = false\n\"\"\"")
+            && OciRuntimeSettings::parse(&after).expect("read").disable_require,
         "{after}"
     );
     // A file with two errors can be corrected one setting at a time.
     let broken = "[nvidia-container-runtime]\nmode = \"cid\"\n[nvidia-container-cli]\nldconfig = \"/x\"\n";
     let half = with(broken, &["nvidia-container-runtime.mode=cdi"]).expect("set");
     let whole = with(&half, &["nvidia-container-cli.ldconfig=@/sbin/ldconfig"]).expect("set");
-    assert!(Settings::parse(&whole).is_ok());
+    assert!(OciRuntimeSettings::parse(&whole).is_ok());
 }
 
 /// This holds where the last line had no end, too.

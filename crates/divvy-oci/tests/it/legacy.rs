@@ -1,23 +1,23 @@
 //! Tests of the arguments for `nvidia-container-cli`: recorded calls of NVIDIA's hook 1.20.0, and requests that are rejected.
 
-use divvy_oci::runtime::legacy::{Error, compat_hook, words};
-use divvy_oci::runtime::request::{Container, Request};
-use divvy_oci::runtime::settings::{Mode, Settings};
+use divvy_oci::runtime::legacy::{LegacyError, compat_hook, words};
+use divvy_oci::runtime::request::{DeviceRequest, RequestingContainer};
+use divvy_oci::runtime::settings::{OciRuntimeSettings, RuntimeMode};
 
-fn container(env: &[&str], privileged: bool) -> Container {
-    Container {
+fn container(env: &[&str], privileged: bool) -> RequestingContainer {
+    RequestingContainer {
         env: env.iter().map(|entry| (*entry).to_owned()).collect(),
         privileged,
-        ..Container::default()
+        ..RequestingContainer::default()
     }
 }
 
 /// Return the arguments in one line, without `--pid` and the root.
-fn called(env: &[&str], privileged: bool, config: &str) -> Result<String, Error> {
+fn called(env: &[&str], privileged: bool, config: &str) -> Result<String, LegacyError> {
     let config = format!("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n{config}");
-    let settings = Settings::parse(&config).expect("settings");
+    let settings = OciRuntimeSettings::parse(&config).expect("settings");
     let container = container(env, privileged);
-    let request = Request::of(&container, &settings);
+    let request = DeviceRequest::of(&container, &settings);
     let words = words(&container, &request.wanted, &settings, "@/sbin/ldconfig")?;
     Ok(words.join(" | "))
 }
@@ -170,9 +170,9 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
         let text = format!(
             "accept-nvidia-visible-devices-as-volume-mounts = {accept}\naccept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n"
         );
-        Settings::parse(&text).expect("settings")
+        OciRuntimeSettings::parse(&text).expect("settings")
     };
-    let mounted = |names: &[&str]| Container {
+    let mounted = |names: &[&str]| RequestingContainer {
         mounts: names
             .iter()
             .map(|name| ("/dev/null".to_owned(), format!("/var/run/nvidia-container-devices/{name}")))
@@ -198,17 +198,17 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
         ),
     ] {
         let (container, settings) = (mounted(names), settings(accept));
-        let request = Request::of(&container, &settings);
+        let request = DeviceRequest::of(&container, &settings);
         assert!(request.ignored.is_empty(), "{:?}", request.ignored);
         let words = words(&container, &request.wanted, &settings, "@/sbin/ldconfig").expect("called");
         assert_eq!(words.join(" | "), format!("{BEFORE} | {expected}"), "{names:?} {accept}");
     }
-    let elsewhere = Settings {
+    let elsewhere = OciRuntimeSettings {
         accept_mounts: true,
-        mode: Mode::Cdi,
-        ..Settings::default()
+        mode: RuntimeMode::Cdi,
+        ..OciRuntimeSettings::default()
     };
-    let request = Request::of(&mounted(&["0", "imex/3"]), &elsewhere);
+    let request = DeviceRequest::of(&mounted(&["0", "imex/3"]), &elsewhere);
     assert!(
         request.ignored[0].contains("in modes \"auto\", \"jit-cdi\" and \"legacy\" only"),
         "{:?}",
@@ -225,8 +225,8 @@ fn case_26_d_the_program_never_gets_hook_or_all_channels() {
         words,
         "--load-kmods | configure | --cuda-compat-mode=disabled | --ldconfig=@/sbin/ldconfig | --device=0 | --compute | --utility"
     );
-    let settings = |more: &str| Settings::parse(&format!("{config}{more}")).expect("settings");
+    let settings = |more: &str| OciRuntimeSettings::parse(&format!("{config}{more}")).expect("settings");
     assert!(compat_hook(&settings("")));
     assert!(!compat_hook(&settings("[features]\ndisable-cuda-compat-lib-hook = true\n")));
-    assert!(!compat_hook(&Settings::default()));
+    assert!(!compat_hook(&OciRuntimeSettings::default()));
 }

@@ -3,12 +3,12 @@
 use divvy_cdi::generate::{Channels, Extras};
 use divvy_oci::runtime::bundle::Bundle;
 use divvy_oci::runtime::extras::extras;
-use divvy_oci::runtime::live::{Error, KIND, Live, registry};
-use divvy_oci::runtime::require::Facts;
-use divvy_oci::runtime::settings::Settings;
+use divvy_oci::runtime::live::{KIND, Live, LiveSpecError, registry};
+use divvy_oci::runtime::require::RequirementFacts;
+use divvy_oci::runtime::settings::OciRuntimeSettings;
 use serde_json::{Value, json};
 
-use divvy_testkit::machine::{Machine, kinds};
+use divvy_testkit::machine::{MachineFiles, kinds};
 
 fn snapshot(gpus: &Value) -> String {
     let drivers = json!({"nvidia": {"version": "550.54.15", "cuda": "12.4"}, "amd": {"version": "6.10.5"}});
@@ -150,7 +150,7 @@ fn what_an_image_requires_is_judged_by_what_the_driver_says() {
         (json!([gpu(0, "", Value::Null)]), None, None),
     ] {
         let Live { facts, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
-        let expected = Facts {
+        let expected = RequirementFacts {
             driver: Some("550.54.15".to_owned()),
             cuda: Some("12.4".to_owned()),
             arch: arch.map(str::to_owned),
@@ -254,7 +254,7 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
 }
 
 /// Return the device nodes and files that a container with GPU 0 gets, in sorted order, and the notes.
-fn paths(machine: &Machine, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), Error> {
+fn paths(machine: &MachineFiles, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), LiveSpecError> {
     let Live { registry, notes, .. } = registry(machine, gpus, "/", extras)?;
     let edits = registry.edits(&[&format!("{KIND}=0")]).expect("GPU 0 is there");
     let mut paths: Vec<String> = Vec::new();
@@ -287,9 +287,9 @@ fn variables_ask_for_it_as_they_do_for_gpus() {
         ..Extras::default()
     };
     for (privileged, accept, expected) in [(true, false, true), (false, true, true), (false, false, false)] {
-        let settings = Settings {
+        let settings = OciRuntimeSettings {
             accept_environment: Some(accept),
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
         let env = [&env[..], &["NVIDIA_IMEX_CHANNELS=2"]].concat();
         let wanted = Extras {
@@ -302,7 +302,7 @@ fn variables_ask_for_it_as_they_do_for_gpus() {
     }
     let channels = |list: &str| {
         let env = format!("NVIDIA_IMEX_CHANNELS={list}");
-        extras(&container(true, &[&env]), &Settings::default())
+        extras(&container(true, &[&env]), &OciRuntimeSettings::default())
             .map(|(extras, _)| extras.imex)
             .ok()
     };

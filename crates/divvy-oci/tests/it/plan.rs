@@ -1,13 +1,13 @@
-use divvy_cdi::{Found, Registry, Spec};
+use divvy_cdi::{FoundSpec, Registry, Spec};
 use divvy_model::names::CDI_KIND;
 use divvy_oci::runtime::live;
-use divvy_oci::runtime::plan::{Asked, Decides, Error, Plan, allocation, edits};
-use divvy_oci::runtime::request::Container;
-use divvy_oci::runtime::settings::{Mode, Settings};
+use divvy_oci::runtime::plan::{DecidedRequest, Decides, DevicePlan, DevicePlanError, allocation, edits};
+use divvy_oci::runtime::request::RequestingContainer;
+use divvy_oci::runtime::settings::{OciRuntimeSettings, RuntimeMode};
 use serde_json::{Value, json};
 
-fn file(path: &str, priority: usize, spec: &Value) -> Found {
-    Found {
+fn file(path: &str, priority: usize, spec: &Value) -> FoundSpec {
+    FoundSpec {
         path: path.to_owned(),
         priority,
         spec: Spec::parse(&spec.to_string()),
@@ -30,22 +30,22 @@ fn machine() -> Registry {
     ])
 }
 
-fn container(env: &[&str], annotations: &[(&str, &str)]) -> Container {
-    Container {
+fn container(env: &[&str], annotations: &[(&str, &str)]) -> RequestingContainer {
+    RequestingContainer {
         env: env.iter().map(|entry| (*entry).to_owned()).collect(),
         annotations: annotations
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect(),
         privileged: true,
-        ..Container::default()
+        ..RequestingContainer::default()
     }
 }
 
-fn settings(mode: Mode) -> Settings {
-    Settings {
+fn settings(mode: RuntimeMode) -> OciRuntimeSettings {
+    OciRuntimeSettings {
         mode,
-        ..Settings::default()
+        ..OciRuntimeSettings::default()
     }
 }
 
@@ -57,12 +57,16 @@ fn now() -> Registry {
 }
 
 /// Return the variables that a container gets.
-fn gets(container: &Container, mode: Mode, written: &Registry) -> Result<Vec<String>, Error> {
+fn gets(container: &RequestingContainer, mode: RuntimeMode, written: &Registry) -> Result<Vec<String>, DevicePlanError> {
     gets_by(container, &settings(mode), written)
 }
 
-fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Result<Vec<String>, Error> {
-    let asked = Asked::of(container, settings)?;
+fn gets_by(
+    container: &RequestingContainer,
+    settings: &OciRuntimeSettings,
+    written: &Registry,
+) -> Result<Vec<String>, DevicePlanError> {
+    let asked = DecidedRequest::of(container, settings)?;
     let (plan, registry) = match asked.decides {
         Decides::Nobody => return Ok(Vec::new()),
         Decides::Specs(plan) => (plan, written),
@@ -77,7 +81,7 @@ fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Re
 fn a_container_gets_spec_devices_by_peoples_names() {
     let annotated = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1")];
     let both = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1,0")];
-    let (auto, cdi, jit) = (Mode::Auto, Mode::Cdi, Mode::JitCdi);
+    let (auto, cdi, jit) = (RuntimeMode::Auto, RuntimeMode::Cdi, RuntimeMode::JitCdi);
     for (asked, annotations, mode, expected) in [
         ("0", &[][..], cdi, &["DRIVER=1", "GOT=0"][..]),
         ("0,1", &[], cdi, &["DRIVER=1", "GOT=0", "GOT=1"]),
@@ -109,7 +113,7 @@ fn a_container_gets_spec_devices_by_peoples_names() {
         // The annotation has a value that is not a CDI name, so mode auto ignores the annotation.
         ("0", &both, auto, &["DRIVER=now", "GOT=0"]),
         ("0", &both, cdi, &["DRIVER=1", "GOT=1", "GOT=0"]),
-        ("0", &annotated, Mode::Legacy, &["CLI=Devices([\"0\"])"]),
+        ("0", &annotated, RuntimeMode::Legacy, &["CLI=Devices([\"0\"])"]),
     ] {
         let env = &*format!("NVIDIA_VISIBLE_DEVICES={asked}");
         assert_eq!(
@@ -124,7 +128,12 @@ fn a_container_gets_spec_devices_by_peoples_names() {
 fn what_cannot_be_had_is_refused_with_what_there_is() {
     let with_none = Registry::new(vec![file("/etc/cdi/n.json", 0, &spec("nvidia.com/gpu", &["none"]))]);
     assert_eq!(
-        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Cdi, &with_none).expect("it exists"),
+        gets(
+            &container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]),
+            RuntimeMode::Cdi,
+            &with_none
+        )
+        .expect("it exists"),
         ["DRIVER=1", "GOT=none"],
         "a device with that name is used if it exists"
     );
@@ -135,7 +144,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
     for (env, mode, registry, parts) in [
         (
             "7",
-            Mode::Cdi,
+            RuntimeMode::Cdi,
             machine(),
             &[
                 "unresolvable CDI devices nvidia.com/gpu=7;",
@@ -144,27 +153,37 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
         ),
         (
             "7,nvidia.com/gpu=8",
-            Mode::Cdi,
+            RuntimeMode::Cdi,
             machine(),
             &["nvidia.com/gpu=7, nvidia.com/gpu=8"],
         ),
         (
             "0",
-            Mode::Cdi,
+            RuntimeMode::Cdi,
             Registry::default(),
             &["gpu=0; no CDI spec on this machine", "divvy cdi generate"],
         ),
-        ("none", Mode::Cdi, Registry::default(), &["gpu=none", "divvy cdi generate"]),
+        (
+            "none",
+            RuntimeMode::Cdi,
+            Registry::default(),
+            &["gpu=none", "divvy cdi generate"],
+        ),
         (
             "0",
-            Mode::Cdi,
+            RuntimeMode::Cdi,
             twice,
             &["described by both /etc/cdi/a.json and /etc/cdi/b.json"],
         ),
-        ("../../etc", Mode::Auto, machine(), &["\"../../etc\"; use an index (0)"]),
+        (
+            "../../etc",
+            RuntimeMode::Auto,
+            machine(),
+            &["\"../../etc\"; use an index (0)"],
+        ),
         (
             "7",
-            Mode::Auto,
+            RuntimeMode::Auto,
             machine(),
             &[
                 "unresolvable CDI devices runtime.nvidia.com/gpu=7; this machine's GPUs are runtime.nvidia.com/gpu=0, ",
@@ -173,7 +192,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
         ),
         (
             "0,nvidia.com/gpu=1",
-            Mode::Auto,
+            RuntimeMode::Auto,
             machine(),
             &[
                 "vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container requests 0,nvidia.com/gpu=1",
@@ -185,7 +204,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
         assert!(parts.iter().all(|part| found.contains(part)), "{found}");
     }
     assert_eq!(
-        gets(&container(&["A=1"], &[]), Mode::Legacy, &machine()).expect("a container that requests nothing starts"),
+        gets(&container(&["A=1"], &[]), RuntimeMode::Legacy, &machine()).expect("a container that requests nothing starts"),
         [""; 0]
     );
 }
@@ -193,9 +212,9 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
 /// A spec that is generated from NVIDIA's driver contains no devices of another vendor.
 #[test]
 fn a_default_kind_of_another_vendor_is_in_files_only() {
-    let settings = Settings {
+    let settings = OciRuntimeSettings {
         default_kind: "example.com/nic".to_owned(),
-        ..settings(Mode::Auto)
+        ..settings(RuntimeMode::Auto)
     };
     let found = gets_by(&container(&["NVIDIA_VISIBLE_DEVICES=x"], &[]), &settings, &machine());
     assert_eq!(found.expect("in a file"), ["DRIVER=1", "GOT=x"]);
@@ -247,12 +266,12 @@ fn in_mode_divvy_only_the_allocation_decides() {
         ),
     ] {
         assert_eq!(
-            gets(&container, Mode::Divvy, &registry).expect("a plan"),
+            gets(&container, RuntimeMode::Divvy, &registry).expect("a plan"),
             expected,
             "{container:?}"
         );
     }
-    let asked = Asked::of(&in_pod("uid-1", "main"), &settings(Mode::Divvy)).expect("read");
+    let asked = DecidedRequest::of(&in_pod("uid-1", "main"), &settings(RuntimeMode::Divvy)).expect("read");
     assert!(
         asked
             .ignored
@@ -270,7 +289,7 @@ fn in_mode_divvy_only_the_allocation_decides() {
     );
     assert_eq!(
         allocation("uid-1", "main", &registry).expect("a plan"),
-        Plan::Inject {
+        DevicePlan::Inject {
             devices: vec![format!("{CDI_KIND}={one}")],
             driver_of: None
         }
@@ -280,7 +299,7 @@ fn in_mode_divvy_only_the_allocation_decides() {
         1,
         &grant("2123456789abcdef0123456789abcdef", "uid-1", "main"),
     ));
-    let error = gets(&in_pod("uid-1", "main"), Mode::Divvy, &Registry::new(files))
+    let error = gets(&in_pod("uid-1", "main"), RuntimeMode::Divvy, &Registry::new(files))
         .expect_err("two grants")
         .to_string();
     assert!(error.contains("describe 2 grants for container main of pod uid-1"), "{error}");
@@ -290,17 +309,20 @@ fn in_mode_divvy_only_the_allocation_decides() {
 #[test]
 fn the_drivers_kind_is_live_in_mode_cdi() {
     let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);
-    assert_eq!(gets(&live, Mode::Cdi, &machine()).expect("a GPU"), ["DRIVER=now", "GOT=0"]);
+    assert_eq!(
+        gets(&live, RuntimeMode::Cdi, &machine()).expect("a GPU"),
+        ["DRIVER=now", "GOT=0"]
+    );
     let both = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"], &[]);
-    let error = gets(&both, Mode::Cdi, &machine()).expect_err("two kinds").to_string();
+    let error = gets(&both, RuntimeMode::Cdi, &machine()).expect_err("two kinds").to_string();
     assert!(
         error.contains("is not supported when requesting other CDI devices"),
         "{error}"
     );
-    let settings = Settings {
-        mode: Mode::Cdi,
+    let settings = OciRuntimeSettings {
+        mode: RuntimeMode::Cdi,
         default_kind: live::KIND.to_owned(),
-        ..Settings::default()
+        ..OciRuntimeSettings::default()
     };
     let index = container(&["NVIDIA_VISIBLE_DEVICES=1"], &[]);
     assert_eq!(

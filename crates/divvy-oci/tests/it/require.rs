@@ -1,16 +1,16 @@
 //! Tests of the requirements that images have on the driver (`NVIDIA_REQUIRE_*`).
 
-use divvy_cdi::{Found, Registry, Spec};
-use divvy_oci::runtime::plan::Plan;
-use divvy_oci::runtime::request::Container;
-use divvy_oci::runtime::require::{Error, Facts, check, expressions};
-use divvy_oci::runtime::settings::Settings;
+use divvy_cdi::{FoundSpec, Registry, Spec};
+use divvy_oci::runtime::plan::DevicePlan;
+use divvy_oci::runtime::request::RequestingContainer;
+use divvy_oci::runtime::require::{RequirementError, RequirementFacts, check, expressions};
+use divvy_oci::runtime::settings::OciRuntimeSettings;
 use serde_json::json;
 
 const BOTH: &str = "cuda>=12.4 brand=tesla,driver>=470,driver<471";
 
-fn facts(cuda: &str, brand: Option<&str>, driver: &str) -> Facts {
-    Facts {
+fn facts(cuda: &str, brand: Option<&str>, driver: &str) -> RequirementFacts {
+    RequirementFacts {
         driver: Some(driver.to_owned()),
         cuda: Some(cuda.to_owned()),
         arch: Some("8.0".to_owned()),
@@ -18,14 +18,14 @@ fn facts(cuda: &str, brand: Option<&str>, driver: &str) -> Facts {
     }
 }
 
-fn judged(text: &str, facts: &Facts) -> Result<(), Error> {
+fn judged(text: &str, facts: &RequirementFacts) -> Result<(), RequirementError> {
     check(&[text.to_owned()], facts)
 }
 
 #[test]
 fn an_error_is_one_line_whatever_blanks_the_image_writes() {
     let expressions = ["cuda>=99.0\n\tcuda>=98.0\r".to_owned()];
-    let error = check(&expressions, &Facts::of_driver("550.54.15")).expect_err("too old");
+    let error = check(&expressions, &RequirementFacts::of_driver("550.54.15")).expect_err("too old");
     let text = error.to_string();
     assert!(text.contains("unsatisfied condition: cuda>=99.0  cuda>=98.0 ,"), "{text}");
     assert!(!text.chars().any(char::is_control), "{text:?}");
@@ -99,20 +99,20 @@ fn what_nobody_knows_is_in_nobodys_way() {
     let unknown = facts("12.2", None, "535.129.03");
     assert_eq!(judged("cuda>=12.4 brand=tesla,driver>=535,driver<536", &unknown), Ok(()));
     let error = judged(BOTH, &unknown).expect_err("neither alternative holds, for any brand");
-    assert!(matches!(error, Error::Unsatisfied { .. }));
-    assert_eq!(judged("cuda>=99,driver>=999,arch>=99", &Facts::default()), Ok(()));
+    assert!(matches!(error, RequirementError::Unsatisfied { .. }));
+    assert_eq!(judged("cuda>=99,driver>=999,arch>=99", &RequirementFacts::default()), Ok(()));
 }
 
 #[test]
 fn case_44_c_variables_set_or_disable_requirements() {
-    let list = |env: &[&str], settings: &Settings| {
-        let container = Container {
+    let list = |env: &[&str], settings: &OciRuntimeSettings| {
+        let container = RequestingContainer {
             env: env.iter().map(|entry| (*entry).to_owned()).collect(),
-            ..Container::default()
+            ..RequestingContainer::default()
         };
         expressions(&container, settings)
     };
-    let usual = Settings::default();
+    let usual = OciRuntimeSettings::default();
     let cuda = format!("NVIDIA_REQUIRE_CUDA={BOTH}");
     assert_eq!(
         list(&[&cuda, "NVIDIA_REQUIRE_A=driver>1"], &usual),
@@ -134,9 +134,9 @@ fn case_44_c_variables_set_or_disable_requirements() {
             "{on}"
         );
     }
-    let never = Settings {
+    let never = OciRuntimeSettings {
         disable_require: true,
-        ..Settings::default()
+        ..OciRuntimeSettings::default()
     };
     assert_eq!(list(&[&cuda], &never), Ok(vec![]));
     assert_eq!(list(&["CUDA_VERSION=12.4.1"], &usual), Ok(vec!["cuda>=12.4".to_owned()]));
@@ -144,7 +144,7 @@ fn case_44_c_variables_set_or_disable_requirements() {
 
 #[test]
 fn the_driver_is_the_one_whose_files_the_container_gets() {
-    let spec = |path: &str, kind: &str, library: &str| Found {
+    let spec = |path: &str, kind: &str, library: &str| FoundSpec {
         path: path.to_owned(),
         priority: 0,
         spec: Spec::parse(
@@ -160,11 +160,11 @@ fn the_driver_is_the_one_whose_files_the_container_gets() {
         spec("/etc/cdi/d.json", "example.com/new", "/usr/lib64/libcuda.so.9999.1"),
     ]);
     let of = |devices: &[&str], driver_of: Option<&str>| {
-        let plan = Plan::Inject {
+        let plan = DevicePlan::Inject {
             devices: devices.iter().map(|name| (*name).to_owned()).collect(),
             driver_of: driver_of.map(str::to_owned),
         };
-        let facts = Facts::of_specs(&plan, &registry);
+        let facts = RequirementFacts::of_specs(&plan, &registry);
         [facts.driver, facts.cuda].map(Option::unwrap_or_default)
     };
     assert_eq!(of(&["nvidia.com/gpu=0"], None), ["535.129.03", "12.2"]);
@@ -177,5 +177,8 @@ fn the_driver_is_the_one_whose_files_the_container_gets() {
         "newer than this program: its CUDA is not known"
     );
     assert_eq!(of(&[], Some("nvidia.com/gpu")), ["535.129.03", "12.2"]);
-    assert_eq!(Facts::of_specs(&Plan::LeaveAlone, &registry), Facts::default());
+    assert_eq!(
+        RequirementFacts::of_specs(&DevicePlan::LeaveAlone, &registry),
+        RequirementFacts::default()
+    );
 }

@@ -1,11 +1,11 @@
 //! Security rules that isolate containers, derived from the CVEs of NVIDIA's toolkit (`docs/compatibility/hostile-images.md`). This file tests the
 //! rules that concern pure functions; `divvy-runtime` and `divvy-hook` test the others.
 
-use divvy_cdi::generate::{Options, nvidia, proc};
+use divvy_cdi::generate::{GenerateOptions, nvidia, proc};
 use divvy_cdi::{Edits, Spec};
-use divvy_oci::runtime::plan::{Asked, Decides};
-use divvy_oci::runtime::request::Container;
-use divvy_oci::runtime::settings::{Mode, Settings};
+use divvy_oci::runtime::plan::{DecidedRequest, Decides};
+use divvy_oci::runtime::request::RequestingContainer;
+use divvy_oci::runtime::settings::{OciRuntimeSettings, RuntimeMode};
 
 use divvy_testkit::machine::kinds;
 
@@ -13,9 +13,9 @@ fn specs(hook: Option<&str>) -> Vec<Spec> {
     [kinds::debian(), kinds::red_hat(), kinds::mig()]
         .iter()
         .map(|machine| {
-            let options = Options {
+            let options = GenerateOptions {
                 hook: hook.map(str::to_owned),
-                ..Options::new("nvidia.com")
+                ..GenerateOptions::new("nvidia.com")
             };
             nvidia::generate(machine, &proc::gpus(machine), None, &options)
                 .expect("a spec")
@@ -81,17 +81,17 @@ fn rule_6_names_like_paths_or_flags_are_refused() {
         "-x",
         &long,
     ] {
-        let container = Container {
+        let container = RequestingContainer {
             env: vec![format!("NVIDIA_VISIBLE_DEVICES={name}")],
             privileged: true,
-            ..Container::default()
+            ..RequestingContainer::default()
         };
-        for mode in [Mode::Auto, Mode::Cdi, Mode::JitCdi] {
-            let settings = Settings {
+        for mode in [RuntimeMode::Auto, RuntimeMode::Cdi, RuntimeMode::JitCdi] {
+            let settings = OciRuntimeSettings {
                 mode,
-                ..Settings::default()
+                ..OciRuntimeSettings::default()
             };
-            match Asked::of(&container, &settings) {
+            match DecidedRequest::of(&container, &settings) {
                 // A long name is valid; its device does not exist.
                 Ok(_) if name == long => {}
                 Ok(asked) => panic!("{name} in {mode:?}: {asked:?}"),
@@ -103,19 +103,25 @@ fn rule_6_names_like_paths_or_flags_are_refused() {
 
 #[test]
 fn rule_7_the_environment_of_an_image_gives_it_nothing() {
-    let mut container = Container {
+    let mut container = RequestingContainer {
         env: vec![
             "NVIDIA_VISIBLE_DEVICES=all".to_owned(),
             "NVIDIA_DRIVER_CAPABILITIES=all".to_owned(),
         ],
-        ..Container::default()
+        ..RequestingContainer::default()
     };
-    for mode in [Mode::Auto, Mode::Cdi, Mode::JitCdi, Mode::Legacy, Mode::Divvy] {
-        let settings = Settings {
+    for mode in [
+        RuntimeMode::Auto,
+        RuntimeMode::Cdi,
+        RuntimeMode::JitCdi,
+        RuntimeMode::Legacy,
+        RuntimeMode::Divvy,
+    ] {
+        let settings = OciRuntimeSettings {
             mode,
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
-        let asked = Asked::of(&container, &settings).expect("read");
+        let asked = DecidedRequest::of(&container, &settings).expect("read");
         assert_eq!(asked.decides, Decides::Nobody, "{mode:?}");
         assert!(!asked.ignored.is_empty(), "the ignored request is reported");
     }
@@ -127,11 +133,11 @@ fn rule_7_the_environment_of_an_image_gives_it_nothing() {
         container.annotations.insert(key.to_owned(), value.to_owned());
     }
     container.privileged = true;
-    let settings = Settings {
-        mode: Mode::Divvy,
-        ..Settings::default()
+    let settings = OciRuntimeSettings {
+        mode: RuntimeMode::Divvy,
+        ..OciRuntimeSettings::default()
     };
-    let asked = Asked::of(&container, &settings).expect("read");
+    let asked = DecidedRequest::of(&container, &settings).expect("read");
     assert!(matches!(asked.decides, Decides::Allocation { .. }), "{asked:?}");
 }
 

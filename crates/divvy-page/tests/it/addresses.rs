@@ -1,7 +1,7 @@
 //! Addresses, and which nodes they select.
 
-use divvy_page::{Address, Condition, Filter, NoAddress, listing, page};
-use divvy_page::{History, Key};
+use divvy_page::{ConditionFilter, Filter, NoAddress, PageAddress, listing, page};
+use divvy_page::{PartKey, UsageHistory};
 use divvy_view_sim::{equal, mixed};
 use proptest::prelude::*;
 use scraper::Html;
@@ -23,17 +23,17 @@ fn what_is_no_address_is_refused() {
         "/nodes/%ff",
         "/login",
     ] {
-        assert_eq!(Address::parse(text), Err(NoAddress::Unknown), "{text}");
+        assert_eq!(PageAddress::parse(text), Err(NoAddress::Unknown), "{text}");
     }
     assert_eq!(
-        Address::parse(&format!("/nodes/{}", "a".repeat(5000))),
+        PageAddress::parse(&format!("/nodes/{}", "a".repeat(5000))),
         Err(NoAddress::Unknown)
     );
     for text in [
         format!("/nodes/{}", "a".repeat(257)),
         format!("/pods/{}/a", "%0A".repeat(257)),
     ] {
-        assert_eq!(Address::parse(&text), Err(NoAddress::Unknown));
+        assert_eq!(PageAddress::parse(&text), Err(NoAddress::Unknown));
     }
     let long = "a".repeat(257);
     for (text, says) in [
@@ -44,15 +44,15 @@ fn what_is_no_address_is_refused() {
         ("/?free=99999999999", "is not a whole number"),
         ("/?health=fine", "neither ok nor problem"),
     ] {
-        let Err(NoAddress::Wrong(why)) = Address::parse(text) else {
+        let Err(NoAddress::Wrong(why)) = PageAddress::parse(text) else {
             panic!("{text} was read")
         };
         assert!(why.contains(says), "{why}");
     }
     // A form sends fields that are empty.
     assert_eq!(
-        Address::parse("/?namespace=&model=&free=&health="),
-        Ok(Address::Cluster(Filter::default()))
+        PageAddress::parse("/?namespace=&model=&free=&health="),
+        Ok(PageAddress::Cluster(Filter::default()))
     );
 }
 
@@ -60,9 +60,9 @@ fn what_is_no_address_is_refused() {
 fn a_filter_selects_the_nodes_that_are_as_it_says() {
     let scene = scene(mixed(0));
     let nodes = |query: &str| -> Vec<String> {
-        let address = Address::parse(query).expect("an address");
+        let address = PageAddress::parse(query).expect("an address");
         let keys = listing(&scene, &address).expect("a page").keys.into_iter();
-        keys.filter_map(|key| if let Key::Node(name) = key { Some(name) } else { None })
+        keys.filter_map(|key| if let PartKey::Node(name) = key { Some(name) } else { None })
             .collect()
     };
     for (query, expected) in [
@@ -85,8 +85,8 @@ fn a_filter_selects_the_nodes_that_are_as_it_says() {
 fn a_page_has_100_nodes_and_further_links() {
     let scene = scene(equal(250, 3, 0));
     let open = |address: &str| {
-        let address = Address::parse(address).expect("an address");
-        Html::parse_document(&page(&scene, &History::default(), &address, "v").expect("a page"))
+        let address = PageAddress::parse(address).expect("an address");
+        Html::parse_document(&page(&scene, &UsageHistory::default(), &address, "v").expect("a page"))
     };
     let mut seen = Vec::new();
     let mut address = "/?namespace=vision".to_owned();
@@ -111,13 +111,13 @@ proptest! {
     #[test]
     fn an_address_is_read_as_it_was_written(
         name in "\\PC{1,20}", namespace in "[^/]{1,20}", free in any::<Option<u32>>(), page in 0..1000_usize,
-        health in proptest::option::of(prop_oneof![Just(Condition::Ok), Just(Condition::Problem)]), model in proptest::option::of("\\PC{1,30}"),
+        health in proptest::option::of(prop_oneof![Just(ConditionFilter::Ok), Just(ConditionFilter::Problem)]), model in proptest::option::of("\\PC{1,30}"),
     ) {
         let filter = Filter { namespace: Some(namespace.clone()), model, free: free.map(u64::from), health, page };
-        for address in [Address::Cluster(filter), Address::Node(name.clone()), Address::Pod { namespace, name }, Address::Waiting] {
+        for address in [PageAddress::Cluster(filter), PageAddress::Node(name.clone()), PageAddress::Pod { namespace, name }, PageAddress::Waiting] {
             let text = address.to_string();
             prop_assert!(text.is_ascii());
-            prop_assert_eq!(Address::parse(&text), Ok(address), "{}", text);
+            prop_assert_eq!(PageAddress::parse(&text), Ok(address), "{}", text);
         }
     }
 }

@@ -2,29 +2,29 @@
 
 use std::collections::BTreeSet;
 
-use divvy_page::{History, Point, Scene};
-use divvy_view_sim::{Cluster, Machine, Share, equal};
+use divvy_page::{ClusterScene, Point, UsageHistory};
+use divvy_view_sim::{ClusterMoment, ViewSimNode, ViewSimShare, equal};
 use proptest::prelude::*;
 
 use crate::scenes::{GIB, scene};
 
 const UID: &str = "uid-ml-train";
 
-fn at(minute: u64, used: u64) -> Scene {
-    let machine = Machine::new("gpu-a", "Tesla T4", 16, 1).pod(Share::new("ml", "train", 0, 8).uses(used * 1024, 40));
-    let mut scene = scene(Cluster::of(&[machine], 0));
+fn at(minute: u64, used: u64) -> ClusterScene {
+    let machine = ViewSimNode::new("gpu-a", "Tesla T4", 16, 1).pod(ViewSimShare::new("ml", "train", 0, 8).uses(used * 1024, 40));
+    let mut scene = scene(ClusterMoment::of(&[machine], 0));
     scene.at = minute * 60;
     scene.answers.values_mut().for_each(|answer| answer.at = minute * 60 + 7);
     scene
 }
 
-fn minutes(history: &History) -> Vec<u64> {
+fn minutes(history: &UsageHistory) -> Vec<u64> {
     history.of(UID).map(|point| point.minute).collect()
 }
 
 #[test]
 fn the_last_60_minutes_are_kept_and_the_last_value_of_each() {
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     for minute in 100..250 {
         history.record(&at(minute, 1));
         history.record(&at(minute, 2));
@@ -43,7 +43,7 @@ fn the_last_60_minutes_are_kept_and_the_last_value_of_each() {
 
 #[test]
 fn a_minute_without_an_answer_has_no_point_and_old_points_leave() {
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     history.record(&at(100, 1));
     let mut silent = at(101, 1);
     silent.answers.clear();
@@ -56,16 +56,16 @@ fn a_minute_without_an_answer_has_no_point_and_old_points_leave() {
 
 #[test]
 fn a_pod_that_has_ended_is_forgotten() {
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     history.record(&at(100, 1));
-    history.record(&Scene::default());
+    history.record(&ClusterScene::default());
     history.record(&at(101, 1));
     assert_eq!(minutes(&history), [101]);
 }
 
 #[test]
 fn a_clock_that_is_set_back_leaves_no_points_of_the_future() {
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     for minute in [100, 101, 102, 90, 91] {
         history.record(&at(minute, 1));
     }
@@ -74,12 +74,12 @@ fn a_clock_that_is_set_back_leaves_no_points_of_the_future() {
 
 #[test]
 fn the_number_of_pods_is_limited_and_those_that_were_first_stay() {
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     let few = scene(equal(100, 3, 0));
     history.record(&few);
     let many = scene(equal(300, 3, 1));
     history.record(&many);
-    let kept = |scene: &Scene| {
+    let kept = |scene: &ClusterScene| {
         let pods = scene.view.nodes.iter().flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.pods);
         let uids: BTreeSet<&str> = pods.map(|pod| pod.uid.as_str()).collect();
         (
@@ -94,7 +94,7 @@ fn the_number_of_pods_is_limited_and_those_that_were_first_stay() {
 proptest! {
     #[test]
     fn points_are_in_order_and_never_more_than_an_hour(minutes in proptest::collection::vec(0..300_u64, 1..150)) {
-        let mut history = History::default();
+        let mut history = UsageHistory::default();
         for minute in &minutes {
             history.record(&at(*minute, 1));
         }

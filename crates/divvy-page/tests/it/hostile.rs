@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_page::{Address, Filter, History, Message, Scene, message, page};
+use divvy_page::{ClusterScene, Filter, MessagePage, PageAddress, UsageHistory, message, page};
 use divvy_view_sim::{HOSTILE, mixed};
 use proptest::prelude::*;
 use scraper::Html;
@@ -155,7 +155,7 @@ fn check(html: &str) -> Result<(), TestCaseError> {
 }
 
 /// Put a text wherever one from outside is.
-fn with(scene: &mut Scene, text: &str) {
+fn with(scene: &mut ClusterScene, text: &str) {
     scene.notices.push(text.to_owned());
     for node in scene.view.nodes.iter_mut().map(std::sync::Arc::make_mut) {
         node.address = text.to_owned();
@@ -202,26 +202,26 @@ fn with(scene: &mut Scene, text: &str) {
     }
 }
 
-fn all_pages(scene: &Scene, text: &str) -> Vec<String> {
+fn all_pages(scene: &ClusterScene, text: &str) -> Vec<String> {
     let filter = Filter {
         namespace: Some(text.to_owned()),
         model: Some(text.to_owned()),
         ..Filter::default()
     };
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     history.record(scene);
     let addresses = [
-        Address::Cluster(Filter::default()),
-        Address::Cluster(filter),
-        Address::Node(text.to_owned()),
-        Address::Node("gpu-h100-02".to_owned()),
-        Address::Pod {
+        PageAddress::Cluster(Filter::default()),
+        PageAddress::Cluster(filter),
+        PageAddress::Node(text.to_owned()),
+        PageAddress::Node("gpu-h100-02".to_owned()),
+        PageAddress::Pod {
             namespace: text.to_owned(),
             name: text.to_owned(),
         },
-        Address::Waiting,
+        PageAddress::Waiting,
     ];
-    let open = |address: &Address| page(scene, &history, address, text).unwrap_or_else(|| panic!("{address} exists"));
+    let open = |address: &PageAddress| page(scene, &history, address, text).unwrap_or_else(|| panic!("{address} exists"));
     addresses.iter().map(open).collect()
 }
 
@@ -230,7 +230,7 @@ fn all_pages(scene: &Scene, text: &str) -> Vec<String> {
 fn the_lists_of_elements_have_nothing_unused() {
     let mut pages = Vec::new();
     let scene = everything();
-    let mut history = History::default();
+    let mut history = UsageHistory::default();
     history.record(&scene);
     for address in [
         "/",
@@ -239,12 +239,12 @@ fn the_lists_of_elements_have_nothing_unused() {
         "/pods/vision/legacy-tagger",
         "/waiting",
     ] {
-        let address = Address::parse(address).expect("an address");
+        let address = PageAddress::parse(address).expect("an address");
         pages.push(page(&scene, &history, &address, "v").expect("a page"));
     }
-    pages.push(message(&Message {
+    pages.push(message(&MessagePage {
         sign_in: true,
-        ..Message::default()
+        ..MessagePage::default()
     }));
     let documents: Vec<Html> = pages.iter().map(|page| Html::parse_document(page)).collect();
     let elements: Vec<_> = documents.iter().flat_map(|document| select(document, "*")).collect();
@@ -267,7 +267,7 @@ fn a_script_in_a_name_is_text() {
         let shown: String = document.root_element().text().collect();
         assert!(shown.contains("\"><script>alert(1)</script>"), "{shown}");
     }
-    check(&message(&Message {
+    check(&message(&MessagePage {
         title: HOSTILE.to_owned(),
         sentences: vec![HOSTILE.to_owned()],
         sign_in: true,
@@ -280,7 +280,7 @@ proptest! {
 
     #[test]
     fn no_text_becomes_markup(text in prop_oneof!["\\PC{1,40}", "[\"'<>&/=!a -]{1,40}", proptest::collection::vec(any::<char>(), 1..20).prop_map(|text| text.into_iter().collect())]) {
-        let mut scene = Scene { view: mixed(0).view, ..everything() };
+        let mut scene = ClusterScene { view: mixed(0).view, ..everything() };
         scene.view.nodes.retain(|node| ["gpu-h100-02", "gpu-a30-01", "gpu-v100-01"].contains(&node.name.as_str()));
         with(&mut scene, &text);
         for html in all_pages(&scene, &text) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_page::{Address, History, Key, Message, SCRIPT, Scene, listing, message, page, part};
+use divvy_page::{ClusterScene, MessagePage, PageAddress, PartKey, SCRIPT, UsageHistory, listing, message, page, part};
 use divvy_view::amounts;
 use scraper::Html;
 
@@ -19,17 +19,17 @@ const ALL: [&str; 7] = [
     "/waiting",
 ];
 
-fn address(text: &str) -> Address {
-    Address::parse(text).expect("an address")
+fn address(text: &str) -> PageAddress {
+    PageAddress::parse(text).expect("an address")
 }
 
-fn hour(scene: &Scene) -> History {
-    let mut history = History::default();
+fn hour(scene: &ClusterScene) -> UsageHistory {
+    let mut history = UsageHistory::default();
     history.record(scene);
     history
 }
 
-fn open(scene: &Scene, at: &str) -> Html {
+fn open(scene: &ClusterScene, at: &str) -> Html {
     Html::parse_document(&page(scene, &hour(scene), &address(at), "v").expect("a page"))
 }
 
@@ -37,19 +37,19 @@ fn open(scene: &Scene, at: &str) -> Html {
 fn snapshots() {
     let scene = small();
     let history = hour(&scene);
-    let show = |at: &str, key: Key| outline(&part(&scene, &history, &address(at), &key).expect("a part"));
+    let show = |at: &str, key: PartKey| outline(&part(&scene, &history, &address(at), &key).expect("a part"));
     for node in ["gpu-a", "gpu-b", "gpu-c"] {
-        insta::assert_snapshot!(format!("card-{node}"), show("/", Key::Node(node.to_owned())));
+        insta::assert_snapshot!(format!("card-{node}"), show("/", PartKey::Node(node.to_owned())));
     }
-    insta::assert_snapshot!("totals", show("/", Key::Totals));
-    insta::assert_snapshot!("node", show("/nodes/gpu-a", Key::Node("gpu-a".to_owned())));
-    insta::assert_snapshot!("pod", show("/pods/vision/tagger", Key::Node("gpu-a".to_owned())));
+    insta::assert_snapshot!("totals", show("/", PartKey::Totals));
+    insta::assert_snapshot!("node", show("/nodes/gpu-a", PartKey::Node("gpu-a".to_owned())));
+    insta::assert_snapshot!("pod", show("/pods/vision/tagger", PartKey::Node("gpu-a".to_owned())));
     let scene = everything();
     insta::assert_snapshot!(
         "waiting",
-        outline(&part(&scene, &history, &Address::Waiting, &Key::Waiting).expect("a part"))
+        outline(&part(&scene, &history, &PageAddress::Waiting, &PartKey::Waiting).expect("a part"))
     );
-    let sign_in = message(&Message {
+    let sign_in = message(&MessagePage {
         title: "Sign in".to_owned(),
         sentences: vec!["How.".to_owned()],
         sign_in: true,
@@ -83,7 +83,7 @@ fn each_part_of_a_page_replaces_elements_that_the_page_has() {
     for at in ALL {
         let on_page = ids(&open(&scene, at));
         let listing = listing(&scene, &address(at)).expect("a page");
-        assert!(listing.keys.contains(&Key::Waiting));
+        assert!(listing.keys.contains(&PartKey::Waiting));
         for key in listing.keys {
             let html = part(&scene, &history, &address(at), &key).expect("a part");
             let fragment = Html::parse_fragment(&html);
@@ -174,7 +174,7 @@ fn parts_of_a_divided_gpu_are_cells_of_one_bar() {
 #[test]
 fn each_mig_parts_usage_is_in_the_table() {
     let mut scene = small();
-    let shown = |scene: &Scene| {
+    let shown = |scene: &ClusterScene| {
         let document = open(scene, "/nodes/gpu-b");
         let cells = |row: &scraper::ElementRef<'_>| {
             row.child_elements()
@@ -241,7 +241,7 @@ fn what_was_not_measured_is_never_shown_as_0() {
 
 #[test]
 fn the_list_of_a_page_changes_with_its_parts_and_only_then() {
-    let list = |scene: &Scene, at: &str| listing(scene, &address(at)).map(|listing| listing.list);
+    let list = |scene: &ClusterScene, at: &str| listing(scene, &address(at)).map(|listing| listing.list);
     let scene = everything();
     let mut later = scene.clone();
     later.at += 60;
@@ -261,12 +261,12 @@ fn the_list_of_a_page_changes_with_its_parts_and_only_then() {
 
 #[test]
 fn a_page_works_without_its_script() {
-    let html = page(&everything(), &History::default(), &address("/"), "v").expect("a page");
+    let html = page(&everything(), &UsageHistory::default(), &address("/"), "v").expect("a page");
     assert!(html.contains(r#"<noscript><meta http-equiv="refresh" content="30"></noscript>"#));
     assert!(SCRIPT.len() < 10_000);
-    let names: BTreeSet<&str> = [Key::Totals, Key::Waiting, Key::Node(String::new())]
+    let names: BTreeSet<&str> = [PartKey::Totals, PartKey::Waiting, PartKey::Node(String::new())]
         .iter()
-        .map(Key::event)
+        .map(PartKey::event)
         .collect();
     for name in names {
         assert!(SCRIPT.contains(&format!("'{name}'")), "the script knows the event {name}");

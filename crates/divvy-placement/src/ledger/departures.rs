@@ -8,7 +8,7 @@ use super::Ledger;
 use crate::departed::Departed;
 use crate::node::NodeState;
 use crate::parts;
-use crate::usage::Usage;
+use crate::usage::TakenUsage;
 
 impl Ledger {
     /// Return the departed pods whose memory is still kept, ordered by UID.
@@ -106,8 +106,8 @@ impl Ledger {
     }
 
     /// Return the memory that is kept for these departed pods on GPUs of the node.
-    pub(super) fn kept(&self, state: &NodeState, departed: &BTreeSet<String>) -> Usage {
-        let mut kept = Usage::none(Some(state));
+    pub(super) fn kept(&self, state: &NodeState, departed: &BTreeSet<String>) -> TakenUsage {
+        let mut kept = TakenUsage::none(Some(state));
         for departed in departed.iter().filter_map(|uid| self.departed.get(uid)) {
             kept.book(&departed.held, Some(state), self.unit);
         }

@@ -6,7 +6,7 @@ use super::Ledger;
 use crate::node_account::NodeAccount;
 use crate::nominated;
 use crate::reservation::Reservation;
-use crate::usage::Usage;
+use crate::usage::TakenUsage;
 
 impl Ledger {
     /// Count again all nodes on which something changed, and forget nodes about which nothing is left to know.
@@ -51,8 +51,8 @@ impl Ledger {
     }
 
     /// Return what is taken on a node, counted from all pods and reservations that are known for it.
-    fn count(&self, name: &str, entry: &NodeAccount) -> Usage {
-        let mut usage = Usage::none(entry.state.as_ref());
+    fn count(&self, name: &str, entry: &NodeAccount) -> TakenUsage {
+        let mut usage = TakenUsage::none(entry.state.as_ref());
         for pod in entry.pods.keys().filter(|pod| !pod.ended()) {
             usage.add_pod(pod);
             let unknown = usage.book_pod(pod, entry.state.as_ref(), self.unit);

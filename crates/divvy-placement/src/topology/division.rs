@@ -12,7 +12,7 @@ use super::Topology;
 /// The maximum number of GPUs.
 pub(super) const MOST: usize = 16;
 
-type Set = u32;
+type DivisionSet = u32;
 
 /// The number of examined sets after which the search no longer compares alternatives: it takes the first possible set. Real
 /// machines need far fewer, and with up to eight GPUs, the limit is never reached.
@@ -27,20 +27,20 @@ const IMPOSSIBLE: u32 = u32::MAX - 1;
 /// impossible. There must be at most [`MOST`] GPUs.
 pub(super) fn choose(topology: &Topology, positions: &[usize], must: &[usize], count: usize) -> Option<Vec<usize>> {
     let index = |position: &usize| positions.binary_search(position).ok();
-    let must: Set = must.iter().try_fold(0, |set, position| Some(set | (1 << index(position)?)))?;
-    let all: Set = (1_u32 << positions.len()) - 1;
+    let must: DivisionSet = must.iter().try_fold(0, |set, position| Some(set | (1 << index(position)?)))?;
+    let all: DivisionSet = (1_u32 << positions.len()) - 1;
     if count == 0 || count > positions.len() || must.count_ones() as usize > count {
         return None;
     }
-    let mut search = Search::new(topology, positions, must, u32::try_from(count).ok()?);
+    let mut search = DivisionSearch::new(topology, positions, must, u32::try_from(count).ok()?);
     let best = search.best_set(all);
     let chosen = positions.iter().enumerate().filter(|(at, _)| best >> at & 1 == 1);
     Some(chosen.map(|(_, position)| *position).collect())
 }
 
-struct Search {
+struct DivisionSearch {
     count: u32,
-    must: Set,
+    must: DivisionSet,
     /// For each GPU, the worth of its pairs with the lower eight and with the upper eight GPUs of a set.
     rows: Vec<[[u32; 256]; 2]>,
     /// What each set of remaining GPUs is worth when it is divided in the best way.
@@ -57,14 +57,14 @@ struct Search {
 
 /// One set of a division and what the whole division is worth.
 #[derive(Clone, Copy)]
-struct First {
-    set: Set,
+struct FirstSet {
+    set: DivisionSet,
     worth: u32,
     total: u32,
 }
 
-impl Search {
-    fn new(topology: &Topology, positions: &[usize], must: Set, count: u32) -> Search {
+impl DivisionSearch {
+    fn new(topology: &Topology, positions: &[usize], must: DivisionSet, count: u32) -> DivisionSearch {
         let row = |a: &usize| {
             let half = |half: usize| {
                 let mut sums = [0; 256];
@@ -78,7 +78,7 @@ impl Search {
             [half(0), half(1)]
         };
         let sets = 1_usize << positions.len();
-        let mut search = Search {
+        let mut search = DivisionSearch {
             count,
             must,
             rows: positions.iter().map(row).collect(),
@@ -88,16 +88,16 @@ impl Search {
             most_of_smaller: 0,
             looks: 0,
         };
-        let all = (sets - 1) as Set;
+        let all = (sets - 1) as DivisionSet;
         search.most = search.most_worth(all, count);
         search.most_of_smaller = search.most_worth(all, all.count_ones() % count);
         search
     }
 
     /// Return the most that any set with this many of the GPUs is worth.
-    fn most_worth(&self, all: Set, count: u32) -> u32 {
+    fn most_worth(&self, all: DivisionSet, count: u32) -> u32 {
         let mut most = 0;
-        let keep = &mut |_: Set, worth: u32| {
+        let keep = &mut |_: DivisionSet, worth: u32| {
             most = most.max(worth);
         };
         self.extend(0, 0, all, count, keep);
@@ -105,16 +105,16 @@ impl Search {
     }
 
     /// Return an upper bound for what these GPUs are worth when they are divided.
-    fn most_divided(&self, rest: Set) -> u32 {
+    fn most_divided(&self, rest: DivisionSet) -> u32 {
         let (sets, smaller) = (rest.count_ones() / self.count, rest.count_ones() % self.count);
         sets * self.most + if smaller == 0 { 0 } else { self.most_of_smaller }
     }
 
     /// Return the best set of the best division. On a tie between divisions or between sets, the first in the order of the GPUs
     /// counts.
-    fn best_set(&mut self, all: Set) -> Set {
+    fn best_set(&mut self, all: DivisionSet) -> DivisionSet {
         let mut rest = all;
-        let mut best: Option<First> = None;
+        let mut best: Option<FirstSet> = None;
         let mut is_bound = self.must != 0;
         while rest != 0 {
             let first = self.first_set(rest, is_bound);
@@ -129,8 +129,8 @@ impl Search {
     }
 
     /// Return the set that has the lowest remaining GPU in the best division.
-    fn first_set(&mut self, rest: Set, is_bound: bool) -> First {
-        let mut best = First {
+    fn first_set(&mut self, rest: DivisionSet, is_bound: bool) -> FirstSet {
+        let mut best = FirstSet {
             set: 0,
             worth: 0,
             total: 0,
@@ -144,7 +144,7 @@ impl Search {
             if let Some(left) = self.left(rest, set, is_bound)
                 && is_better(worth + left)
             {
-                best = First {
+                best = FirstSet {
                     set,
                     worth,
                     total: worth + left,
@@ -155,7 +155,7 @@ impl Search {
     }
 
     /// Return what the remaining GPUs are worth when they are divided in the best way.
-    fn divided(&mut self, rest: Set, is_bound: bool) -> u32 {
+    fn divided(&mut self, rest: DivisionSet, is_bound: bool) -> u32 {
         if rest == 0 {
             return if is_bound { IMPOSSIBLE } else { 0 };
         }
@@ -185,7 +185,7 @@ impl Search {
 
     /// Return what the other remaining GPUs are worth if this set is taken out. Return `None` if no set can then have all of
     /// `must`.
-    fn left(&mut self, rest: Set, set: Set, is_bound: bool) -> Option<u32> {
+    fn left(&mut self, rest: DivisionSet, set: DivisionSet, is_bound: bool) -> Option<u32> {
         let mut is_bound = is_bound;
         if is_bound && set & self.must != 0 {
             if set & self.must != self.must || set.count_ones() != self.count {
@@ -198,11 +198,11 @@ impl Search {
 
     /// Return the sets that have the lowest of the remaining GPUs, with their worth: first the sets of the requested size in the
     /// order of the GPUs, then the smaller sets if the GPUs do not divide evenly.
-    fn sets_with_lowest(&mut self, rest: Set) -> Vec<(Set, u32)> {
+    fn sets_with_lowest(&mut self, rest: DivisionSet) -> Vec<(DivisionSet, u32)> {
         let lowest = rest & rest.wrapping_neg();
         let others = rest & !lowest;
         let mut sets = Vec::new();
-        let keep = &mut |set: Set, worth: u32| {
+        let keep = &mut |set: DivisionSet, worth: u32| {
             sets.push((set, worth));
         };
         if rest.count_ones() >= self.count {
@@ -216,7 +216,7 @@ impl Search {
     }
 
     /// Visit the sets that consist of `set` and of `missing` GPUs of `others`.
-    fn extend(&self, set: Set, worth: u32, others: Set, missing: u32, visit: &mut impl FnMut(Set, u32)) {
+    fn extend(&self, set: DivisionSet, worth: u32, others: DivisionSet, missing: u32, visit: &mut impl FnMut(DivisionSet, u32)) {
         if missing == 0 {
             visit(set, worth);
             return;
@@ -233,31 +233,31 @@ impl Search {
 }
 
 /// Report whether a set comes before another one: by their GPUs in ascending order. A GPU that a smaller set lacks counts as the last.
-fn is_before(a: Set, b: Set) -> bool {
+fn is_before(a: DivisionSet, b: DivisionSet) -> bool {
     let differ = a ^ b;
     a & differ & differ.wrapping_neg() != 0
 }
 
 #[cfg(test)]
 mod tests {
-    use divvy_model::{Link, LinkKind};
+    use divvy_model::{GpuLink, LinkKind};
     use proptest::prelude::*;
 
     use super::*;
 
     fn topology(gpus: usize, links: &[u32]) -> Topology {
         let names: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
-        let of = |a: usize| -> Vec<Link> {
+        let of = |a: usize| -> Vec<GpuLink> {
             let linked = (0..a).map(|b| (b, links[a * gpus + b])).filter(|(_, count)| *count > 0);
-            let link = |(b, count): (usize, u32)| Link {
+            let link = |(b, count): (usize, u32)| GpuLink {
                 peer: b.to_string(),
                 kind: LinkKind::NvLink,
                 count,
             };
             linked.map(link).collect()
         };
-        let links: Vec<Vec<Link>> = (0..gpus).map(of).collect();
-        let gpus: Vec<(&str, &[Link])> = names
+        let links: Vec<Vec<GpuLink>> = (0..gpus).map(of).collect();
+        let gpus: Vec<(&str, &[GpuLink])> = names
             .iter()
             .zip(&links)
             .map(|(name, links)| (name.as_str(), links.as_slice()))

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::{Candidate, Topology};
+use super::{GpuCandidate, Topology};
 
 /// The maximum number of candidates.
 pub(super) const MOST: usize = 16;
@@ -17,46 +17,46 @@ pub(super) const MOST: usize = 16;
 const LOOKS: u32 = 6_000;
 
 /// A set of GPUs, by their places in the order of [`alike_side_by_side`].
-type Set = u32;
+type GpuBits = u32;
 
 /// Sums over the GPUs of a set, precomputed for its lower and its upper half.
-struct Sums<T>([[T; 256]; 2]);
+struct SetSums<T>([[T; 256]; 2]);
 
 #[derive(Clone, Copy)]
-enum Known {
+enum KnownWorth {
     Is(u32),
     AtMost(u32),
 }
 
-struct Search {
+struct ExactSearch {
     count: u32,
     /// For each GPU, what it is worth to a set.
-    worth: Vec<Sums<u32>>,
+    worth: Vec<SetSums<u32>>,
     /// An upper bound for what the best partners are worth to the GPUs of a set.
-    partners: Sums<u32>,
+    partners: SetSums<u32>,
     /// The most that a set of `count` GPUs is worth, and the most that the smaller set is worth if the remaining GPUs do not
     /// divide evenly.
     most: u32,
     most_over: u32,
     /// For each GPU, the GPUs that are connected like it, including itself. They are next to each other in the order.
-    alike: Vec<Set>,
+    alike: Vec<GpuBits>,
     /// What a set is worth when it is divided in the best way.
-    divided: BTreeMap<Set, Known>,
+    divided: BTreeMap<GpuBits, KnownWorth>,
     /// The number of parts examined so far.
     looks: u32,
 }
 
 /// Choose the best set. Return indices into the list of candidates, which is sorted by position, in ascending order. There must
 /// be at least `count` and at most [`MOST`] candidates.
-pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize) -> Vec<usize> {
+pub(super) fn choose(topology: &Topology, candidates: &[GpuCandidate], count: usize) -> Vec<usize> {
     let order = alike_side_by_side(topology, candidates);
-    let mut search = Search::new(topology, candidates, &order, count);
-    let all: Set = (1 << order.len()) - 1;
+    let mut search = ExactSearch::new(topology, candidates, &order, count);
+    let all: GpuBits = (1 << order.len()) - 1;
     let must = bits(order.iter().map(|at| candidates[*at].must));
-    let left = Sums::new(order.len(), |at| candidates[order[at]].free.0);
+    let left = SetSums::new(order.len(), |at| candidates[order[at]].free.0);
     // The lower a GPU's index in the list, the higher its bit.
-    let places = Sums::new(order.len(), |at| 1_u64 << (MOST - 1 - order[at]));
-    let mut best: Vec<Set> = Vec::new();
+    let places = SetSums::new(order.len(), |at| 1_u64 << (MOST - 1 - order[at]));
+    let mut best: Vec<GpuBits> = Vec::new();
     let mut most = 0;
     let mut most_of_all = 0;
     search.each_set(all, search.count, &mut |set, worth| {
@@ -100,7 +100,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
 }
 
 /// Return indices into the list, ordered so that GPUs that are connected to all others in the same way follow each other.
-fn alike_side_by_side(topology: &Topology, candidates: &[Candidate]) -> Vec<usize> {
+fn alike_side_by_side(topology: &Topology, candidates: &[GpuCandidate]) -> Vec<usize> {
     let pair = |a: usize, b: usize| topology.pair(candidates[a].position, candidates[b].position);
     let alike = |a: usize, b: usize| (0..candidates.len()).all(|c| c == a || c == b || pair(a, c) == pair(b, c));
     let mut order: Vec<usize> = Vec::new();
@@ -113,12 +113,12 @@ fn alike_side_by_side(topology: &Topology, candidates: &[Candidate]) -> Vec<usiz
     order
 }
 
-fn bits(flags: impl Iterator<Item = bool>) -> Set {
-    flags.enumerate().fold(0, |set, (at, flag)| set | Set::from(flag) << at)
+fn bits(flags: impl Iterator<Item = bool>) -> GpuBits {
+    flags.enumerate().fold(0, |set, (at, flag)| set | GpuBits::from(flag) << at)
 }
 
-impl<T: Copy + Default + std::ops::Add<Output = T>> Sums<T> {
-    fn new(gpus: usize, of: impl Fn(usize) -> T) -> Sums<T> {
+impl<T: Copy + Default + std::ops::Add<Output = T>> SetSums<T> {
+    fn new(gpus: usize, of: impl Fn(usize) -> T) -> SetSums<T> {
         let mut halves = [[T::default(); 256]; 2];
         for (half, sums) in halves.iter_mut().enumerate() {
             let first = 8 * half;
@@ -126,21 +126,21 @@ impl<T: Copy + Default + std::ops::Add<Output = T>> Sums<T> {
                 sums[set] = sums[set & (set - 1)] + of(first + set.trailing_zeros() as usize);
             }
         }
-        Sums(halves)
+        SetSums(halves)
     }
 
-    fn of(&self, set: Set) -> T {
+    fn of(&self, set: GpuBits) -> T {
         self.0[0][set as usize & 255] + self.0[1][set as usize >> 8 & 255]
     }
 }
 
-impl Search {
-    fn new(topology: &Topology, candidates: &[Candidate], order: &[usize], count: usize) -> Search {
+impl ExactSearch {
+    fn new(topology: &Topology, candidates: &[GpuCandidate], order: &[usize], count: usize) -> ExactSearch {
         let gpus = order.len();
         let pair = |a: usize, b: usize| topology.pair(candidates[order[a]].position, candidates[order[b]].position);
         // A GPU is worth nothing to itself.
         let worth: Vec<_> = (0..gpus)
-            .map(|a| Sums::new(gpus, |b| if a == b { 0 } else { pair(a, b) }))
+            .map(|a| SetSums::new(gpus, |b| if a == b { 0 } else { pair(a, b) }))
             .collect();
         let partners = (0..gpus).map(|a| {
             let mut pairs: Vec<u32> = (0..gpus).filter(|b| *b != a).map(|b| pair(a, b)).collect();
@@ -149,10 +149,10 @@ impl Search {
         });
         let partners: Vec<u32> = partners.collect();
         let alike = |a: usize, b: usize| (0..gpus).all(|c| c == a || c == b || pair(a, c) == pair(b, c));
-        Search {
+        ExactSearch {
             count: u32::try_from(count).unwrap_or(u32::MAX),
             worth,
-            partners: Sums::new(gpus, |at| partners[at]),
+            partners: SetSums::new(gpus, |at| partners[at]),
             most: 0,
             most_over: 0,
             alike: (0..gpus).map(|a| bits((0..gpus).map(|b| a == b || alike(a, b)))).collect(),
@@ -162,7 +162,7 @@ impl Search {
     }
 
     /// Set the upper bounds for the worth of the sets into which the remaining GPUs can be divided.
-    fn consider_leftovers(&mut self, all: Set, most: u32) {
+    fn consider_leftovers(&mut self, all: GpuBits, most: u32) {
         self.most = most;
         let over = (all.count_ones() - self.count) % self.count;
         let mut most_over = 0;
@@ -171,16 +171,23 @@ impl Search {
     }
 
     /// Call `each` for all sets of `count` of these GPUs, with what they are worth.
-    fn each_set(&self, of: Set, count: u32, each: &mut impl FnMut(Set, u32)) {
+    fn each_set(&self, of: GpuBits, count: u32, each: &mut impl FnMut(GpuBits, u32)) {
         self.more((0, 0), of, count, false, each);
     }
 
-    /// Call `each` as [`Search::each_set`] does, but only once for sets that are alike.
-    fn each_kind(&self, of: Set, count: u32, each: &mut impl FnMut(Set, u32)) {
+    /// Call `each` as [`ExactSearch::each_set`] does, but only once for sets that are alike.
+    fn each_kind(&self, of: GpuBits, count: u32, each: &mut impl FnMut(GpuBits, u32)) {
         self.more((0, 0), of, count, true, each);
     }
 
-    fn more(&self, (set, worth): (Set, u32), mut of: Set, missing: u32, kinds: bool, each: &mut impl FnMut(Set, u32)) {
+    fn more(
+        &self,
+        (set, worth): (GpuBits, u32),
+        mut of: GpuBits,
+        missing: u32,
+        kinds: bool,
+        each: &mut impl FnMut(GpuBits, u32),
+    ) {
         if missing == 0 {
             return each(set, worth);
         }
@@ -202,14 +209,14 @@ impl Search {
         size / self.count * self.most + over
     }
 
-    /// Return the tighter of two upper bounds: [`Search::bound_by_size`], and the best partners that each GPU of the set could
+    /// Return the tighter of two upper bounds: [`ExactSearch::bound_by_size`], and the best partners that each GPU of the set could
     /// have.
-    fn bound(&self, set: Set) -> u32 {
+    fn bound(&self, set: GpuBits) -> u32 {
         self.bound_by_size(set.count_ones()).min(self.partners.of(set) / 2)
     }
 
     /// Return the first of all sets that are like this one.
-    fn kind_of(&self, set: Set) -> Set {
+    fn kind_of(&self, set: GpuBits) -> GpuBits {
         let mut kind = 0;
         let mut at = 0;
         while let Some(alike) = self.alike.get(at) {
@@ -220,7 +227,7 @@ impl Search {
         kind
     }
 
-    fn worth_of(&self, set: Set) -> u32 {
+    fn worth_of(&self, set: GpuBits) -> u32 {
         let gpus = (0..self.worth.len()).filter(|at| set >> at & 1 == 1);
         gpus.map(|at| self.worth[at].of(set)).sum::<u32>() / 2
     }
@@ -228,15 +235,15 @@ impl Search {
     /// Return what a set is worth when it is divided in the best way into sets of `count` GPUs and a smaller one for the rest, if
     /// that is more than `beat`; otherwise any value that is not more than `beat`. After [`LOOKS`] examined parts, return the
     /// value of the greedy division.
-    fn divide(&mut self, set: Set, beat: i64) -> i64 {
+    fn divide(&mut self, set: GpuBits, beat: i64) -> i64 {
         let size = set.count_ones();
         if size <= self.count {
             return i64::from(self.worth_of(set));
         }
         let set = self.kind_of(set);
         let at_most = match self.divided.get(&set) {
-            Some(Known::Is(value)) => return i64::from(*value),
-            Some(Known::AtMost(value)) => i64::from(*value),
+            Some(KnownWorth::Is(value)) => return i64::from(*value),
+            Some(KnownWorth::AtMost(value)) => i64::from(*value),
             None => i64::from(self.bound(set)),
         };
         if at_most <= beat {
@@ -245,7 +252,7 @@ impl Search {
         // The lowest GPU is in some part: one of full size, or the smaller one.
         let at = set.trailing_zeros();
         let rest = set & !(1 << at);
-        let mut parts: Vec<(u32, Set)> = Vec::new();
+        let mut parts: Vec<(u32, GpuBits)> = Vec::new();
         for part in [self.count, size % self.count] {
             if part > 0 {
                 self.more((1 << at, 0), rest, part - 1, true, &mut |part, worth| {
@@ -268,7 +275,11 @@ impl Search {
         }
         if self.looks <= LOOKS {
             let value = u32::try_from(best.max(0)).unwrap_or(u32::MAX);
-            let known = if best > beat { Known::Is(value) } else { Known::AtMost(value) };
+            let known = if best > beat {
+                KnownWorth::Is(value)
+            } else {
+                KnownWorth::AtMost(value)
+            };
             self.divided.insert(set, known);
         }
         best

@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Candidate, Topology};
+use super::{GpuCandidate, Topology};
 
 /// The number of starts. Each start is one of the best-connected GPUs.
 const STARTS: usize = 16;
@@ -16,7 +16,7 @@ type Price = (Reverse<u64>, u64, u64, Vec<usize>);
 
 /// Choose a good set. Return indices into the list of candidates, which is sorted by position, in ascending order. There must be
 /// at least `count` candidates.
-pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize) -> Vec<usize> {
+pub(super) fn choose(topology: &Topology, candidates: &[GpuCandidate], count: usize) -> Vec<usize> {
     let pair = |a: usize, b: usize| u64::from(topology.pair(candidates[a].position, candidates[b].position));
     let ties: Vec<u64> = (0..candidates.len())
         .map(|a| (0..candidates.len()).filter(|b| *b != a).map(|b| pair(a, b)).sum())

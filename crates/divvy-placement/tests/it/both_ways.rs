@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::{GpuRules, Held, MiB, Node, Pod, Vendor};
-use divvy_placement::{Ask, Ledger, Refusal};
+use divvy_placement::{Ask, Ledger, NodeRefusal};
 
 use crate::fixture::*;
 
@@ -29,7 +29,7 @@ pub(crate) fn ledger(node: &Node, pods: &[Pod]) -> Ledger {
 }
 
 /// Let the ledger place a pending pod on the node, and return the pod as it is then bound.
-fn placed(ledger: &Ledger, pod: &Pod) -> Result<Pod, Refusal> {
+fn placed(ledger: &Ledger, pod: &Pod) -> Result<Pod, NodeRefusal> {
     let choice = ledger.choose("n", &Ask::of_pod(pod, GIB))?;
     Ok(Pod {
         node: Some("n".to_owned()),
@@ -60,12 +60,12 @@ fn a_gpu_is_either_shared_or_wholly_taken() {
         (gpu.uuid.as_str(), gpu.memory, gpu.whole),
         (&*uuid("n", 1), MiB(16 << 10), true)
     );
-    assert_eq!(ledger.choose("n", &nvidia(2)), Err(Refusal::TooFewWhole(nvidia(2))));
+    assert_eq!(ledger.choose("n", &nvidia(2)), Err(NodeRefusal::TooFewWhole(nvidia(2))));
     ledger.apply_pod(whole);
-    assert_eq!(ledger.choose("n", &nvidia(1)), Err(Refusal::TooFewWhole(nvidia(1))));
+    assert_eq!(ledger.choose("n", &nvidia(1)), Err(NodeRefusal::TooFewWhole(nvidia(1))));
     assert_eq!(ledger.node("n").expect("known").most_free(), MiB(15 << 10));
     assert!(ledger.fits("n", &ask(15), "u-nobody").is_ok());
-    assert_eq!(ledger.fits("n", &ask(16), "u-nobody"), Err(Refusal::NoGpuFits));
+    assert_eq!(ledger.fits("n", &ask(16), "u-nobody"), Err(NodeRefusal::NoGpuFits));
     assert_eq!(
         ledger.explain("n", &nvidia(1)).to_string(),
         "node n: 0 of 2 NVIDIA GPUs are not allocated; 1 is needed: GPU 0 is in use by default/share, GPU 1 is in use by default/whole"

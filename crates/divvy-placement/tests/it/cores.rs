@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use divvy_model::{Enforcement, GpuRules, Held, Isolation, Pod};
-use divvy_placement::{Ask, Ledger, Refusal, Reservation, Standing, Taste};
+use divvy_placement::{Ask, Ledger, NodeRefusal, Reservation, Standing, Taste};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -36,7 +36,7 @@ fn wanting(name: &str, units: u64, cores: u32, gpus: u32) -> Pod {
 }
 
 /// Bind a pod to the GPUs that it gets now. Return their indices, or the refusal.
-fn place(ledger: &mut Ledger, pod: Pod) -> Result<Vec<u32>, Refusal> {
+fn place(ledger: &mut Ledger, pod: Pod) -> Result<Vec<u32>, NodeRefusal> {
     let choice = ledger.choose("n1", &Ask::of_pod(&pod, GIB))?;
     let held = choice.held(&pod.request, GIB);
     ledger.apply_pod(Pod {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use divvy_model::{ContainerKind, GpuRules, Health, Held, MemoryUnit, MiB, Phase, Pod, TestRun};
-use divvy_placement::{Ask, HolderKind, Ledger, Refusal, Source, Unusable};
+use divvy_placement::{Ask, GpuSource, HolderKind, Ledger, NodeRefusal, UnusableGpus};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -101,7 +101,7 @@ fn each_gpu_counts_by_its_own_size() {
     assert_eq!(free(&ledger, "mixed"), [40, 40, 14]);
     assert_eq!(ledger.choose("mixed", &ask(14)).expect("fits").gpus[0].index, 2);
     assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").gpus[0].index, 0);
-    assert_eq!(ledger.choose("mixed", &ask(41)), Err(Refusal::NoGpuFits));
+    assert_eq!(ledger.choose("mixed", &ask(41)), Err(NodeRefusal::NoGpuFits));
     ledger.apply_pod(divvy_pod("p", "mixed", 1, 30));
     assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").gpus[0].index, 0);
     assert_eq!(ledger.choose("mixed", &ask(3)).expect("fits").gpus[0].index, 1);
@@ -231,14 +231,14 @@ fn an_inventory_counts_only_while_it_adds_up() {
         (source, free(&ledger, &node.name), filter(&ledger, &node.name, 1))
     };
     let mut node = divvy_node("n", &[40, 14]);
-    assert_eq!(read(&node), (Source::Inventory, vec![40, 14], String::new()));
+    assert_eq!(read(&node), (GpuSource::Inventory, vec![40, 14], String::new()));
 
     node.capacity_units = 16;
     node.capacity_gpus = 1;
     let (source, _, answer) = read(&node);
     assert_eq!(
         source,
-        Source::Unusable(Unusable::UnitsDiffer {
+        GpuSource::Unusable(UnusableGpus::UnitsDiffer {
             inventory: 54,
             capacity: 16
         })
@@ -251,7 +251,7 @@ fn an_inventory_counts_only_while_it_adds_up() {
     // Aliyun's device plugin took over the node: its division counts, but the small GPU stays small.
     node.capacity_units = 80;
     node.capacity_gpus = 2;
-    assert_eq!(read(&node), (Source::Division, vec![40, 14], String::new()));
+    assert_eq!(read(&node), (GpuSource::Division, vec![40, 14], String::new()));
 
     // The resource is not registered yet, or no longer.
     node.capacity_units = 0;
@@ -491,11 +491,14 @@ fn memory_of_several_gpus_avoids_mig_devices() {
     };
     assert_eq!(two(&node, 2), Ok(vec![0, 3]));
     edit_gpu(&mut node, 3, part);
-    assert!(matches!(two(&node, 2), Err(Refusal::TooFewFit(_))));
+    assert!(matches!(two(&node, 2), Err(NodeRefusal::TooFewFit(_))));
     edit_gpu(&mut node, 0, part);
-    assert_eq!(two(&node, 2), Err(Refusal::OnlyMigDevices));
+    assert_eq!(two(&node, 2), Err(NodeRefusal::OnlyMigDevices));
     let amd = amd_node("n1", 2);
-    assert!(!matches!(two(&amd, 2), Err(Refusal::OnlyMigDevices)), "it has no MIG devices");
+    assert!(
+        !matches!(two(&amd, 2), Err(NodeRefusal::OnlyMigDevices)),
+        "it has no MIG devices"
+    );
     // A pod with one share gets one.
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&node);

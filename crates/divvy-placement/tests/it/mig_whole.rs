@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_model::{Held, MiB, Node, Partition, Pod, Vendor, WholeKind};
-use divvy_placement::{Ask, Refusal};
+use divvy_placement::{Ask, NodeRefusal};
 
 use crate::both_ways::ledger;
 use crate::fixture::*;
@@ -31,7 +31,7 @@ fn node() -> Node {
     node
 }
 
-fn chosen(pods: &[Pod], ask: &Ask) -> Result<Vec<u32>, Refusal> {
+fn chosen(pods: &[Pod], ask: &Ask) -> Result<Vec<u32>, NodeRefusal> {
     let ledger = ledger(&node(), pods);
     let chosen = ledger.choose("n", ask);
     assert_eq!(chosen.is_ok(), ledger.fits("n", ask, "u-nobody").is_ok(), "{ask:?}");
@@ -122,7 +122,10 @@ fn kube_scheduler_decides_for_another_plugins_mig_devices() {
     let ledger = ledger(&theirs, &[]);
     let fits = |kind: WholeKind| ledger.fits("n", &Ask::whole(kind, 1), "u-nobody");
     assert_eq!(fits(mig(SMALL)), Ok(()));
-    assert!(matches!(fits(mig(LARGE)), Err(Refusal::Unusable(_) | Refusal::NoneOfKind(_))));
+    assert!(matches!(
+        fits(mig(LARGE)),
+        Err(NodeRefusal::Unusable(_) | NodeRefusal::NoneOfKind(_))
+    ));
 }
 
 /// The kubelet still lists the devices of a profile for some seconds after they were destroyed, and would reject a pod that is bound now.
@@ -131,10 +134,10 @@ fn a_kind_without_devices_is_not_another_plugins() {
     let mut node = node();
     node.whole = BTreeMap::from([(mig("2g.10gb"), 3), (Vendor::Nvidia.into(), 1)]);
     let fits = |node: &Node| ledger(node, &[]).fits("n", &Ask::whole(mig("2g.10gb"), 1), "u-nobody");
-    assert_eq!(fits(&node), Err(Refusal::NoneOfKind(mig("2g.10gb"))));
+    assert_eq!(fits(&node), Err(NodeRefusal::NoneOfKind(mig("2g.10gb"))));
     // With the strategy single, nothing is offered as a whole while the GPUs are not divided alike.
     for index in 0..4 {
         edit_gpu(&mut node, index, |gpu| gpu.whole = None);
     }
-    assert_eq!(fits(&node), Err(Refusal::NoneOfKind(mig("2g.10gb"))));
+    assert_eq!(fits(&node), Err(NodeRefusal::NoneOfKind(mig("2g.10gb"))));
 }

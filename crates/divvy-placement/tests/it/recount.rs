@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Health, Held, MiB, Node, Phase, Pod};
-use divvy_placement::{Anomaly, HolderKind, Ledger, Reservation, Source, Standing, WaitReason};
+use divvy_placement::{Anomaly, GpuSource, HolderKind, Ledger, Reservation, Standing, WaitReason};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -507,7 +507,7 @@ proptest! {
                     let pods = view.holders(*position).into_iter().filter(|holder| holder.kind != HolderKind::Reserved);
                     let promised = pods.fold(MiB::ZERO, |sum, holder| sum.saturating_add(holder.memory));
                     let state = view.state().expect("it has GPUs");
-                    !matches!(state.source, Source::Unusable(_)) && promised > state.gpus[*position].capacity
+                    !matches!(state.source, GpuSource::Unusable(_)) && promised > state.gpus[*position].capacity
                 });
                 over.map(move |position| (view.name().to_owned(), position))
             });

@@ -1,7 +1,7 @@
 //! Which GPUs of a node work best together.
 
-use divvy_model::{Link, MiB};
-use divvy_placement::{Candidate, Topology};
+use divvy_model::{GpuLink, MiB};
+use divvy_placement::{GpuCandidate, Topology};
 use proptest::prelude::*;
 
 /// A connection: the positions of the two GPUs, its kind, and its count.
@@ -9,16 +9,16 @@ type Connection = (usize, usize, &'static str, u32);
 
 fn topology(gpus: usize, connections: &[Connection]) -> Topology {
     let uuid = |at: usize| format!("GPU-{at}");
-    let mut links: Vec<(String, Vec<Link>)> = (0..gpus).map(|at| (uuid(at), Vec::new())).collect();
+    let mut links: Vec<(String, Vec<GpuLink>)> = (0..gpus).map(|at| (uuid(at), Vec::new())).collect();
     for (a, b, kind, count) in connections {
         // Only one GPU of a pair reports the connection.
-        links[*a].1.push(Link {
+        links[*a].1.push(GpuLink {
             peer: uuid(*b),
             kind: (*kind).to_owned().into(),
             count: *count,
         });
     }
-    let gpus: Vec<(&str, &[Link])> = links.iter().map(|(uuid, links)| (uuid.as_str(), links.as_slice())).collect();
+    let gpus: Vec<(&str, &[GpuLink])> = links.iter().map(|(uuid, links)| (uuid.as_str(), links.as_slice())).collect();
     Topology::new(&gpus)
 }
 
@@ -47,8 +47,8 @@ fn dgx1() -> Topology {
     machine(8, 4, &nvlinks)
 }
 
-fn candidates(available: impl IntoIterator<Item = usize>, must: &[usize]) -> Vec<Candidate> {
-    let candidate = |position| Candidate {
+fn candidates(available: impl IntoIterator<Item = usize>, must: &[usize]) -> Vec<GpuCandidate> {
+    let candidate = |position| GpuCandidate {
         position,
         free: MiB(1024),
         must: must.contains(&position),

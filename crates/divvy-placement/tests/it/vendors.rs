@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::{Enforcement, GpuRules, Held, MiB, Node, Pod, Vendor};
-use divvy_placement::{Ask, Ledger, Refusal};
+use divvy_placement::{Ask, Ledger, NodeRefusal};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -224,7 +224,7 @@ proptest! {
             let ask = Ask::of_pod(&pod, GIB);
             let choice = ledger.choose("n", &ask);
             prop_assert_eq!(choice.is_ok(), ledger.fits("n", &ask, &pod.uid).is_ok());
-            let has_room = |refusal: &Refusal| !matches!(refusal, Refusal::OtherVendor(_) | Refusal::NoGpuTaken(_));
+            let has_room = |refusal: &NodeRefusal| !matches!(refusal, NodeRefusal::OtherVendor(_) | NodeRefusal::NoGpuTaken(_));
             prop_assert!(choice.as_ref().err().is_none_or(has_room), "{choice:?}");
             let Ok(choice) = choice else { continue };
             let pod = Pod { node: Some("n".to_owned()), held: choice.held(&pod.request, GIB), ..pod };

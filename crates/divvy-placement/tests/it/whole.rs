@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{ContainerKind, GpuRules, Health, Held, Inventory, Link, LinkKind, MiB, Node, Pod, Prefer, Vendor};
-use divvy_placement::{Ask, Ledger, NodeGpus as _, Refusal, Reservation, Source, Standing, Unusable};
+use divvy_model::{ContainerKind, GpuLink, GpuRules, Health, Held, Inventory, LinkKind, MiB, Node, Pod, Prefer, Vendor};
+use divvy_placement::{Ask, GpuSource, Ledger, NodeGpus as _, NodeRefusal, Reservation, Standing, UnusableGpus};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -27,7 +27,7 @@ fn unnamed(name: &str, node: &str, gpus: u64) -> Pod {
     }
 }
 
-fn uuids(ledger: &Ledger, node: &str, ask: &Ask) -> Result<Vec<String>, Refusal> {
+fn uuids(ledger: &Ledger, node: &str, ask: &Ask) -> Result<Vec<String>, NodeRefusal> {
     let choice = ledger.choose(node, ask)?;
     assert_eq!(ledger.fits(node, ask, "u-nobody"), Ok(()));
     Ok(choice.gpus.into_iter().filter_map(|gpu| gpu.uuid).collect())
@@ -60,8 +60,11 @@ fn a_pod_gets_as_many_free_gpus_as_it_requests_or_none() {
     assert_eq!(uuids(&ledger, "mixed", &ask(16)), Ok(vec![uuid("mixed", 1)]));
     assert_eq!(ledger.node("mixed").expect("known").most_free(), MiB(16 << 10));
     assert_eq!(filter(&ledger, "amd", 1), "Insufficient GPU Memory in one device");
-    assert_eq!(ledger.choose_at("mixed", &[0], &amd(1)), Err(Refusal::TooFewWhole(amd(1))));
-    assert_eq!(ledger.choose_at("mixed", &[3], &ask(1)), Err(Refusal::NoGpuFits));
+    assert_eq!(
+        ledger.choose_at("mixed", &[0], &amd(1)),
+        Err(NodeRefusal::TooFewWhole(amd(1)))
+    );
+    assert_eq!(ledger.choose_at("mixed", &[3], &ask(1)), Err(NodeRefusal::NoGpuFits));
 }
 
 /// A GPU may be unavailable although no pod is allocated the whole GPU: memory is held on it, a pod has a share of it, or it
@@ -133,7 +136,7 @@ fn whole_gpus_are_offered_whatever_is_wrong_with_gpu_mem() {
             edit(inventory);
         }
     };
-    let check = |node: Node, expected: Option<Source>, whole: bool| {
+    let check = |node: Node, expected: Option<GpuSource>, whole: bool| {
         let name = node.name.clone();
         let ledger = ledger(&[node], &[]);
         let view = ledger.node(&name).expect("known");
@@ -141,11 +144,11 @@ fn whole_gpus_are_offered_whatever_is_wrong_with_gpu_mem() {
         assert_eq!(expected.as_ref().unwrap_or(&state.source), &state.source);
         assert_eq!(ledger.fits(&name, &amd(1), "u").is_ok(), whole, "{:?}", state.source);
     };
-    check(amd_node("n", 1), Some(Source::Inventory), true);
-    check(mixed_node(), Some(Source::Inventory), true);
+    check(amd_node("n", 1), Some(GpuSource::Inventory), true);
+    check(mixed_node(), Some(GpuSource::Inventory), true);
     let mut node = mixed_node();
     node.capacity_units = 0;
-    check(node, Some(Source::Unusable(Unusable::NotShared)), true);
+    check(node, Some(GpuSource::Unusable(UnusableGpus::NotShared)), true);
     let mut node = mixed_node();
     node.capacity_units = 31;
     check(node, None, true);
@@ -155,12 +158,12 @@ fn whole_gpus_are_offered_whatever_is_wrong_with_gpu_mem() {
     // Another plugin shares the two GPUs of NVIDIA: gpushare's division does not see the others.
     let mut node = mixed_node();
     (node.capacity_units, node.capacity_gpus) = (30, 2);
-    check(node, Some(Source::Division), true);
+    check(node, Some(GpuSource::Division), true);
     for mut node in [amd_node("n", 1), mixed_node()] {
         edit(&mut node, &|inventory| inventory.unschedulable = true);
-        check(node.clone(), Some(Source::Unusable(Unusable::Unschedulable)), false);
+        check(node.clone(), Some(GpuSource::Unusable(UnusableGpus::Unschedulable)), false);
         node.capacity_units = 0;
-        check(node, Some(Source::Unusable(Unusable::Unschedulable)), false);
+        check(node, Some(GpuSource::Unusable(UnusableGpus::Unschedulable)), false);
     }
 }
 
@@ -184,7 +187,7 @@ fn gpushares_indices_mean_shared_gpus() {
 #[test]
 fn preferred_gpus_come_before_connected_ones() {
     let mut node = amd_node("n", 4);
-    let link = |to: usize| Link {
+    let link = |to: usize| GpuLink {
         peer: amd_uuid("n", to),
         kind: LinkKind::Xgmi,
         count: 1,
@@ -250,7 +253,7 @@ fn a_request_that_is_only_for_whole_gpus_is_not_nothing() {
     let pod = amd_pending("p", 1);
     let ask = Ask::of_pod(&pod, GIB);
     assert!(!ask.is_nothing());
-    assert_eq!(ledger.fits("n", &ask, &pod.uid), Err(Refusal::TooFewWhole(ask.clone())));
+    assert_eq!(ledger.fits("n", &ask, &pod.uid), Err(NodeRefusal::TooFewWhole(ask.clone())));
     let report = ledger.explain("n", &ask);
     assert_eq!(
         report.to_string(),

@@ -1,7 +1,7 @@
 //! An artificial cluster for measurements. A third of the nodes are small; the others have 8 GPUs each, of two products. There
 //! are 60 classes of pods, of which only a few are frequent. Once the cluster is filled, about 93 % of it is in use.
 
-use divvy_policy::{Decision, Demand, ModelSet, Models, Placer, Policy, Shape, Share, rank};
+use divvy_policy::{Decision, Demand, DemandShare, ModelSet, Models, NodeShape, Placer, Policy, rank};
 
 pub(crate) struct Cluster {
     pub(crate) placer: Placer,
@@ -15,7 +15,7 @@ impl Cluster {
     pub(crate) fn new(policy: Policy, nodes: usize, only_large: bool) -> Cluster {
         let mut models = Models::default();
         let mut model = |name| models.number(name).expect("few models");
-        let shape = |model, gpus, cores: u32| Shape {
+        let shape = |model, gpus, cores: u32| NodeShape {
             model,
             gpus,
             gpu_size: 1000,
@@ -47,7 +47,7 @@ impl Cluster {
                 cpu_milli: cores * 1000 + 200 * (class as u32 % 3),
                 memory_mib: 4096,
                 gpus,
-                share: Share::Milli(milli),
+                share: DemandShare::Milli(milli),
                 models: ModelSet::ANY,
             });
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 
-use super::super::{Demand, Mix, Model, Shape};
+use super::super::{Demand, Mix, Model, NodeShape};
 use crate::mixer::Mixer;
 
 /// The weight of a new arrival.
@@ -111,18 +111,18 @@ impl Mixture {
 /// shape is the sum of these quotients over all classes that fit an empty node of the shape. So a GPU that every pod can use has
 /// a price near 1, a GPU that only a few pods request has a lower price, and a scarce product that many pods insist on has a
 /// higher one.
-pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
-    let gpu = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
+pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(NodeShape, u64)]) -> Vec<i64> {
+    let gpu = |shape: &NodeShape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
     let all: u128 = shapes.iter().map(|(shape, nodes)| gpu(shape, *nodes)).sum();
     // There can be as many shapes as nodes, but most of them differ only in CPU. Shapes that differ only in CPU form a group.
     // When a group is sorted by CPU, the shapes with enough CPU for a class form a range.
-    let mut groups: BTreeMap<(Model, u32, u8), Group> = BTreeMap::new();
+    let mut groups: BTreeMap<(Model, u32, u8), ShapeGroup> = BTreeMap::new();
     for (number, (shape, nodes)) in shapes.iter().enumerate() {
         let group = groups.entry((shape.model, shape.gpu_size, shape.gpus));
-        let group = group.or_insert_with(|| Group::like(shape));
+        let group = group.or_insert_with(|| ShapeGroup::like(shape));
         group.by_cpu.push((shape.cpu_milli, number, gpu(shape, *nodes)));
     }
-    groups.values_mut().for_each(Group::add_up);
+    groups.values_mut().for_each(ShapeGroup::add_up);
     let kinds = kinds(shapes);
     let mut wanted: Vec<(&Demand, u128, u128)> = Vec::new();
     for (class, weight) in classes.iter().filter(|(class, _)| class.gpus > 0) {
@@ -158,16 +158,16 @@ pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Ve
 }
 
 /// A group of shapes that differ only in CPU and main memory.
-struct Group {
-    example: Shape,
+struct ShapeGroup {
+    example: NodeShape,
     /// Sorted by CPU in ascending order: the CPU of a shape, the shape's number, and the number of GPUs on nodes of the group
     /// with at least that much CPU.
     by_cpu: Vec<(u32, usize, u128)>,
 }
 
-impl Group {
-    fn like(shape: &Shape) -> Group {
-        Group {
+impl ShapeGroup {
+    fn like(shape: &NodeShape) -> ShapeGroup {
+        ShapeGroup {
             example: *shape,
             by_cpu: Vec::new(),
         }
@@ -196,28 +196,28 @@ impl Group {
 }
 
 /// Return one example shape for each GPU product and size that occurs on a node.
-pub(crate) fn kinds(shapes: &[(Shape, u64)]) -> Vec<Shape> {
+pub(crate) fn kinds(shapes: &[(NodeShape, u64)]) -> Vec<NodeShape> {
     let there = shapes.iter().filter(|(_, nodes)| *nodes > 0);
-    let kinds: BTreeMap<(Model, u32), Shape> = there.map(|(shape, _)| ((shape.model, shape.gpu_size), *shape)).collect();
+    let kinds: BTreeMap<(Model, u32), NodeShape> = there.map(|(shape, _)| ((shape.model, shape.gpu_size), *shape)).collect();
     kinds.into_values().collect()
 }
 
 /// Return what a pod of the class takes, in thousandths of a GPU: the maximum over those [`kinds`] that the pod may use.
-pub(crate) fn milli(class: &Demand, kinds: &[Shape]) -> u64 {
+pub(crate) fn milli(class: &Demand, kinds: &[NodeShape]) -> u64 {
     let may = kinds.iter().filter(|shape| class.amount(shape).is_some());
     may.map(|shape| class.milli(shape)).max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{ModelSet, Models, Share};
+    use super::super::super::{DemandShare, ModelSet, Models};
     use super::*;
     use proptest::prelude::*;
 
     /// Compute [`scarcity`] by its definition, separately for each class and shape.
-    fn plain(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
-        let gpus = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
-        let fits = |class: &Demand, shape: &Shape| {
+    fn plain(classes: &[(Demand, u64)], shapes: &[(NodeShape, u64)]) -> Vec<i64> {
+        let gpus = |shape: &NodeShape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
+        let fits = |class: &Demand, shape: &NodeShape| {
             class.gpus <= shape.gpus && class.cpu_milli <= shape.cpu_milli && class.amount(shape).is_some()
         };
         let all: u128 = shapes.iter().map(|(shape, nodes)| gpus(shape, *nodes)).sum();
@@ -237,7 +237,7 @@ mod tests {
             .map(|(class, weight)| (class, u128::from(*weight) * u128::from(most(class)), room(class)))
             .collect();
         let total: u128 = wanted.iter().map(|(_, demand, _)| demand).sum();
-        let price = |shape: &Shape| -> u128 {
+        let price = |shape: &NodeShape| -> u128 {
             let here = wanted.iter().filter(|(class, ..)| fits(class, shape));
             here.map(|(_, demand, room)| demand * all * 1_000_000 / (total.max(1) * room))
                 .sum()
@@ -248,13 +248,13 @@ mod tests {
             .collect()
     }
 
-    fn shapes() -> impl Strategy<Value = Vec<(Shape, u64)>> {
+    fn shapes() -> impl Strategy<Value = Vec<(NodeShape, u64)>> {
         let shape = (0_usize..3, 1_u8..5, 1_u32..3, 0_u32..6, 0_u64..4);
         prop::collection::vec(shape, 0..12).prop_map(|shapes| {
             let mut models = Models::default();
             let numbers: Vec<Model> = ["a", "b", "c"].iter().filter_map(|name| models.number(name)).collect();
             let shape = |(model, gpus, size, cpu, nodes): (usize, u8, u32, u32, u64)| {
-                let shape = Shape {
+                let shape = NodeShape {
                     model: numbers[model],
                     gpus,
                     gpu_size: size * 1000,
@@ -277,7 +277,7 @@ mod tests {
                     cpu_milli: cpu * 500,
                     memory_mib: 0,
                     gpus,
-                    share: Share::Memory(amount),
+                    share: DemandShare::Memory(amount),
                     models: if choosy { one } else { ModelSet::ANY },
                 };
                 (demand, weight * ONE)

@@ -10,10 +10,10 @@
 //! class now. Lambda is demand divided by supply, and at most 3. While no pods end, lambda is squared, so that places are nearly
 //! free until they become rare.
 
-use super::super::state::State;
+use super::super::state::PolicyNodeState;
 use std::collections::BTreeMap;
 
-use super::super::{Demand, MOST_GPUS, Model, ModelSet, Shape, Share};
+use super::super::{Demand, DemandShare, MOST_GPUS, Model, ModelSet, NodeShape};
 
 /// The maximum number of watched classes. The classes with the largest demand are kept.
 const MOST: usize = 256;
@@ -25,7 +25,7 @@ const MANY: u64 = 1000 * super::mixture::ONE;
 pub(crate) const MICRO: i64 = 1_000_000;
 
 #[derive(Debug, Clone)]
-struct Watched {
+struct WatchedClass {
     class: Demand,
     weight: u64,
     milli: u64,
@@ -53,7 +53,7 @@ struct Priced {
 /// The constrained classes, and the current price of a place for each of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressure {
-    watched: Vec<Watched>,
+    watched: Vec<WatchedClass>,
     /// By shape number: the index of the shape's kind in `kinds`.
     kind_of: Vec<usize>,
     /// By kind of GPU (product and size): the classes that may use it.
@@ -72,9 +72,9 @@ pub(crate) enum Rise {
 }
 
 impl Pressure {
-    pub(crate) fn new<'a>(classes: &[(Demand, u64)], shapes: &'a [(Shape, u64)]) -> Pressure {
+    pub(crate) fn new<'a>(classes: &[(Demand, u64)], shapes: &'a [(NodeShape, u64)]) -> Pressure {
         let with_nodes = super::mixture::kinds(shapes);
-        let watch = |(class, weight): &(Demand, u64)| Watched {
+        let watch = |(class, weight): &(Demand, u64)| WatchedClass {
             class: *class,
             weight: *weight,
             milli: super::mixture::milli(class, &with_nodes),
@@ -85,19 +85,19 @@ impl Pressure {
         if seen < MANY || classes.iter().any(|(class, _)| class.gpus > 1) {
             classes.extend(whole_nodes(shapes));
         }
-        let all: Vec<Watched> = classes.iter().map(watch).collect();
-        let wanted = |watched: &Watched| u128::from(watched.weight) * u128::from(watched.milli);
+        let all: Vec<WatchedClass> = classes.iter().map(watch).collect();
+        let wanted = |watched: &WatchedClass| u128::from(watched.weight) * u128::from(watched.milli);
         let demand = all.iter().map(wanted).sum();
-        let mut watched: Vec<Watched> = all
+        let mut watched: Vec<WatchedClass> = all
             .into_iter()
             .filter(|watched| watched.milli > 0)
             .filter(|watched| watched.class.gpus > 1 || watched.class.models != ModelSet::ANY)
             .collect();
         watched.sort_by_key(|watched| (std::cmp::Reverse(wanted(watched)), watched.class));
         watched.truncate(MOST);
-        let mut examples: Vec<&Shape> = Vec::new();
-        let mut kind = |shape: &'a Shape| {
-            let same = |other: &&Shape| (other.model, other.gpu_size) == (shape.model, shape.gpu_size);
+        let mut examples: Vec<&NodeShape> = Vec::new();
+        let mut kind = |shape: &'a NodeShape| {
+            let same = |other: &&NodeShape| (other.model, other.gpu_size) == (shape.model, shape.gpu_size);
             examples.iter().position(same).unwrap_or_else(|| {
                 examples.push(shape);
                 examples.len() - 1
@@ -113,7 +113,13 @@ impl Pressure {
 
     /// Compute the prices from the idle GPU capacity (in thousandths of a GPU), and from the states of the nodes, each with its
     /// number of nodes.
-    pub(crate) fn refresh(&mut self, idle_milli: u64, rise: Rise, shapes: &[(Shape, u64)], states: &[(&State, usize)]) {
+    pub(crate) fn refresh(
+        &mut self,
+        idle_milli: u64,
+        rise: Rise,
+        shapes: &[(NodeShape, u64)],
+        states: &[(&PolicyNodeState, usize)],
+    ) {
         self.watched.iter_mut().for_each(|watched| watched.places = 0);
         for (state, nodes) in states {
             let number = state.shape as usize;
@@ -124,7 +130,7 @@ impl Pressure {
             }
         }
         let demand = self.demand.max(1);
-        let price = |watched: &Watched| {
+        let price = |watched: &WatchedClass| {
             // Demand per place: the class's share of the idle capacity, divided by the capacity of its places; at most 3.
             let wanted = u128::from(watched.weight) * u128::from(idle_milli) * MICRO as u128;
             let per_place = wanted
@@ -142,7 +148,7 @@ impl Pressure {
     }
 
     /// Return the value of all places of a node in this state, in millionths of a thousandth of a GPU.
-    pub(crate) fn worth(&self, state: &State, shape: &Shape) -> i64 {
+    pub(crate) fn worth(&self, state: &PolicyNodeState, shape: &NodeShape) -> i64 {
         let mut worth = 0;
         let kind = self.kind_of.get(state.shape as usize).and_then(|kind| self.kinds.get(*kind));
         for alike in kind.into_iter().flatten() {
@@ -154,7 +160,7 @@ impl Pressure {
 
 impl Alike {
     /// Call `tell` for each class that has places in this state, with the number of places.
-    fn places(&self, state: &State, shape: &Shape, mut tell: impl FnMut(&Priced, u32)) {
+    fn places(&self, state: &PolicyNodeState, shape: &NodeShape, mut tell: impl FnMut(&Priced, u32)) {
         let by_gpu = by_gpu(self.gpus, self.amount, state, shape);
         if by_gpu > 0 {
             for class in &self.classes {
@@ -164,7 +170,7 @@ impl Alike {
     }
 }
 
-fn alike(watched: &[Watched], shape: &Shape) -> Vec<Alike> {
+fn alike(watched: &[WatchedClass], shape: &NodeShape) -> Vec<Alike> {
     let mut all: Vec<Alike> = Vec::new();
     for (number, watched) in watched.iter().enumerate() {
         let Some(amount) = watched.class.amount(shape) else { continue };
@@ -189,7 +195,7 @@ fn alike(watched: &[Watched], shape: &Shape) -> Vec<Alike> {
 /// Return an imaginary class for each product and number of GPUs: a pod that takes a whole node, with half the weight of one
 /// arrival. Such pods must be expected until enough pods have arrived. Otherwise the first small pods would break up every large
 /// node.
-fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
+fn whole_nodes(shapes: &[(NodeShape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     let mut least_cpu: BTreeMap<(Model, u8), u32> = BTreeMap::new();
     for (shape, _) in shapes.iter().filter(|(shape, nodes)| *nodes > 0 && shape.gpus > 1) {
         let cpu = least_cpu.entry((shape.model, shape.gpus)).or_insert(u32::MAX);
@@ -201,7 +207,7 @@ fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
             cpu_milli: cpu_milli - cpu_milli / 16,
             memory_mib: 0,
             gpus,
-            share: Share::WHOLE,
+            share: DemandShare::WHOLE,
             models: ModelSet::NONE.with(model),
         };
         (class, super::mixture::ONE / 2)
@@ -210,12 +216,12 @@ fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
 
 /// Return how many pods of a class fit a node in this state if only pods of that class arrive. `amount` is what such a pod takes
 /// of each GPU.
-pub(crate) fn places(class: &Demand, amount: u32, state: &State, shape: &Shape) -> u32 {
+pub(crate) fn places(class: &Demand, amount: u32, state: &PolicyNodeState, shape: &NodeShape) -> u32 {
     let by_gpu = by_gpu(class.gpus, amount, state, shape);
     by_gpu.min(by_cpu(class.cpu_milli, by_gpu, state))
 }
 
-fn by_gpu(gpus: u8, amount: u32, state: &State, shape: &Shape) -> u32 {
+fn by_gpu(gpus: u8, amount: u32, state: &PolicyNodeState, shape: &NodeShape) -> u32 {
     let left = &state.left[..usize::from(shape.gpus).min(MOST_GPUS)];
     match gpus {
         0 => u32::MAX,
@@ -227,7 +233,7 @@ fn by_gpu(gpus: u8, amount: u32, state: &State, shape: &Shape) -> u32 {
 
 /// Return for how many pods the CPU suffices. The result need not be exact above `by_gpu`, the number of pods for which the GPUs
 /// suffice.
-fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &State) -> u32 {
+fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &PolicyNodeState) -> u32 {
     match by_gpu {
         0 => 0,
         1 => u32::from(cpu_milli <= state.cpu_milli),

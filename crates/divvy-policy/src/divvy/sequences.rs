@@ -19,8 +19,8 @@ use std::ops::Range;
 use fearless_simd::prelude::*;
 use fearless_simd::{Level, Simd, dispatch};
 
-use super::super::state::State;
-use super::super::{Demand, MOST_GPUS, Shape};
+use super::super::state::PolicyNodeState;
+use super::super::{Demand, MOST_GPUS, NodeShape};
 use divvy_placement::hash::mix as scramble;
 
 /// The number of sequences; a power of two.
@@ -84,7 +84,7 @@ struct Several {
 
 /// One step of all sequences: the pod that each sequence offers.
 #[derive(Debug, Clone)]
-struct Step {
+struct SequenceStep {
     cpus: [i16; SEQUENCES],
     /// What each pod takes of one GPU. The value is [`NEVER`] for pods that take several GPUs or may not use this kind of GPU,
     /// and 0 for pods that take no GPU.
@@ -100,13 +100,13 @@ struct Step {
 /// The sequences, scaled for nodes of one shape. All amounts are 16-bit integers, so that one instruction handles many sequences.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequences {
-    steps: Vec<Step>,
+    steps: Vec<SequenceStep>,
     /// A node with less CPU than `least_cpu`, or with less GPU capacity than `least_amount`, has no room for any pod with a GPU.
     least_cpu: i16,
     least_amount: i16,
     /// The unit in which CPU is counted here, in thousandths of a core.
     cpu_unit: u32,
-    /// The size of one GPU, in the unit of [`Shape::gpu_size`] and as a scaled number.
+    /// The size of one GPU, in the unit of [`NodeShape::gpu_size`] and as a scaled number.
     size: u32,
     scaled_size: u32,
     /// The level of SIMD instructions of this processor. The result is the same for all levels.
@@ -115,8 +115,8 @@ pub(crate) struct Sequences {
 
 impl Sequences {
     /// Scale the drawn pods for nodes of this shape.
-    pub(crate) fn new(draw: &Draw, classes: &[Demand], shape: &Shape) -> Sequences {
-        let empty = Step {
+    pub(crate) fn new(draw: &Draw, classes: &[Demand], shape: &NodeShape) -> Sequences {
+        let empty = SequenceStep {
             cpus: [0; SEQUENCES],
             amounts: [0; SEQUENCES],
             whole: [0; SEQUENCES],
@@ -143,12 +143,12 @@ impl Sequences {
     }
 
     /// Report whether nodes of both shapes see the same scaled pods.
-    pub(crate) fn same(one: &Shape, other: &Shape) -> bool {
-        let unit = |shape: &Shape| shape.cpu_milli.div_ceil(NEVER as u32 - 1).next_power_of_two();
+    pub(crate) fn same(one: &NodeShape, other: &NodeShape) -> bool {
+        let unit = |shape: &NodeShape| shape.cpu_milli.div_ceil(NEVER as u32 - 1).next_power_of_two();
         (one.model, one.gpu_size, unit(one)) == (other.model, other.gpu_size, unit(other))
     }
 
-    fn enter(&mut self, number: usize, sequence: usize, demand: &Demand, shape: &Shape) {
+    fn enter(&mut self, number: usize, sequence: usize, demand: &Demand, shape: &NodeShape) {
         // A node has less CPU than NEVER, so a request of NEVER or more never fits, and its exact size does not matter.
         let cpu = i16::try_from(demand.cpu_milli.div_ceil(self.cpu_unit)).unwrap_or(NEVER);
         let amount = demand.amount(shape).map(|amount| self.scaled(amount));
@@ -189,9 +189,9 @@ impl Sequences {
     }
 
     /// Return the GPU capacity that is still free at the end, summed over all sequences, in thousandths of a GPU.
-    pub(crate) fn stranded(&self, state: &State) -> u64 {
+    pub(crate) fn stranded(&self, state: &PolicyNodeState) -> u64 {
         let whole = self.scaled(self.size);
-        let mut node = Node {
+        let mut node = SequenceNode {
             cpu: i16::try_from(state.cpu_milli / self.cpu_unit)
                 .unwrap_or(NEVER - 1)
                 .min(NEVER - 1),
@@ -220,7 +220,7 @@ impl Sequences {
     /// Offer the sequences to a node with at most `GPUS` GPUs. Return the scaled GPU capacity that is still free at the end,
     /// summed over all sequences.
     #[inline(always)]
-    fn offer<S: Simd, const GPUS: usize>(&self, simd: S, node: &Node) -> u64 {
+    fn offer<S: Simd, const GPUS: usize>(&self, simd: S, node: &SequenceNode) -> u64 {
         let size = self.scaled(self.size);
         let mut sum = 0;
         // Process two groups of lanes at a time. Each step of a group depends on the group's previous step. Meanwhile, the
@@ -256,7 +256,7 @@ struct Lanes<S: Simd, const GPUS: usize> {
 impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
     /// Start the sequences, beginning with number `first`.
     #[inline(always)]
-    fn new(simd: S, first: usize, node: &Node) -> Self {
+    fn new(simd: S, first: usize, node: &SequenceNode) -> Self {
         Lanes {
             first,
             cpu: S::i16s::splat(simd, node.cpu),
@@ -266,7 +266,7 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
     }
 
     #[inline(always)]
-    fn offer(&mut self, simd: S, step: &Step, whole: i16) {
+    fn offer(&mut self, simd: S, step: &SequenceStep, whole: i16) {
         let lanes = |all: &[i16; SEQUENCES]| S::i16s::from_slice(simd, &all[self.first..self.first + S::i16s::LEN]);
         let splat = |value: i16| S::i16s::splat(simd, value);
         let (none, one, never, size) = (splat(0), splat(1), splat(NEVER), splat(whole));
@@ -348,7 +348,7 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
 }
 
 /// What is free on a node, scaled for the sequences.
-struct Node {
+struct SequenceNode {
     cpu: i16,
     /// The number of completely free GPUs.
     whole: i16,
@@ -407,7 +407,7 @@ impl<const GPUS: usize> OneByOne<GPUS> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Mix, ModelSet, Models, Share};
+    use super::super::super::{DemandShare, Mix, ModelSet, Models};
     use super::*;
     use proptest::prelude::*;
 
@@ -416,13 +416,13 @@ mod tests {
             cpu_milli: cores * 1000,
             memory_mib: 0,
             gpus,
-            share: Share::Milli(milli),
+            share: DemandShare::Milli(milli),
             models: ModelSet::ANY,
         }
     }
 
-    fn shape() -> Shape {
-        Shape {
+    fn shape() -> NodeShape {
+        NodeShape {
             model: Models::default().number("T4").expect("a number"),
             gpus: 8,
             gpu_size: 1000,
@@ -432,7 +432,7 @@ mod tests {
     }
 
     /// Compute the stranding by the definition in the module's documentation, step by step.
-    fn naive(draw: &Draw, classes: &[Demand], state: &State) -> u64 {
+    fn naive(draw: &Draw, classes: &[Demand], state: &PolicyNodeState) -> u64 {
         let mut sum = 0;
         for sequence in 0..SEQUENCES {
             let mut state = *state;

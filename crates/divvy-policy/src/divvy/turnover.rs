@@ -2,7 +2,7 @@
 /// policy's two settings. The constants that are best while a cluster only fills up would waste 8-GPU nodes when capacity is used
 /// again and again, because a node that is in use hardly ever becomes empty again.
 #[derive(Debug, Default)]
-pub(crate) struct Turnover {
+pub(crate) struct TurnoverDetector {
     /// The capacity of all nodes, in thousandths of a GPU.
     pub(crate) capacity_milli: u64,
     /// The amount taken, in thousandths of a GPU. Old amounts fade in `taken` and in `given_back`.
@@ -13,12 +13,12 @@ pub(crate) struct Turnover {
     pub(crate) said: Option<bool>,
 }
 
-impl Turnover {
+impl TurnoverDetector {
     pub(crate) fn pods_end(&self) -> bool {
         self.said.unwrap_or(self.pods_end)
     }
 
-    /// Record a placement, and report whether this has changed the answer of [`Turnover::pods_end`].
+    /// Record a placement, and report whether this has changed the answer of [`TurnoverDetector::pods_end`].
     pub(crate) fn taken(&mut self, milli: u64) -> bool {
         self.taken += milli;
         // Only placements worth half of the cluster are remembered.

@@ -6,9 +6,9 @@
 //! their frequency.
 
 use super::super::fragments::Fragments;
-use super::super::rule::Place;
-use super::super::state::State;
-use super::super::{Demand, Mix, Shape};
+use super::super::rule::RulePlace;
+use super::super::state::PolicyNodeState;
+use super::super::{Demand, Mix, NodeShape};
 use super::pressure::{MICRO, places};
 
 /// The waste on nodes with one kind of GPU.
@@ -22,7 +22,7 @@ pub(crate) struct Waste {
 }
 
 impl Waste {
-    pub(crate) fn new(classes: &[(Demand, u64)], shape: &Shape) -> Waste {
+    pub(crate) fn new(classes: &[(Demand, u64)], shape: &NodeShape) -> Waste {
         let mix: Mix = classes.iter().copied().collect();
         let weigh = |weight: u64| i64::try_from(weight).unwrap_or(i64::MAX);
         let with_gpu = || classes.iter().filter(|(class, _)| class.gpus > 0);
@@ -36,31 +36,31 @@ impl Waste {
     }
 
     /// Return FGD's fragments of a state, in the unit that [`Waste::growth`] expects.
-    pub(crate) fn fragments(&self, state: &State) -> i64 {
+    pub(crate) fn fragments(&self, state: &PolicyNodeState) -> i64 {
         self.fragments.amount(state)
     }
 
     /// Return by how much the placement makes the fragments grow, in millionths of a thousandth of a GPU. This is a first guess
     /// at the placement's cost. `before` is [`Waste::fragments`] of the node's current state.
-    pub(crate) fn growth(&self, place: &Place<'_>, before: i64) -> i64 {
+    pub(crate) fn growth(&self, place: &RulePlace<'_>, before: i64) -> i64 {
         let after = place.state.after(place.demand, place.amount, None);
         let growth = self.fragments.amount(&after) - before;
         micro(i128::from(growth), self.fragments.pods(), place.shape)
     }
 
     /// Return the waste of a state, in millionths of a thousandth of a GPU: the fragments plus a tenth of the unplaced capacity.
-    pub(crate) fn amount(&self, state: &State, shape: &Shape) -> i64 {
+    pub(crate) fn amount(&self, state: &PolicyNodeState, shape: &NodeShape) -> i64 {
         let both = i128::from(self.fragments.amount(state)) + i128::from(self.unplaced(state, shape)) / 10;
         micro(both, self.fragments.pods(), shape)
     }
 
     /// Return the unplaced capacity of a state, in millionths of a thousandth of a GPU: the sum over the classes with GPUs,
     /// weighted by frequency, divided by the number of all pods.
-    pub(crate) fn unplaced_micro(&self, state: &State, shape: &Shape) -> i64 {
+    pub(crate) fn unplaced_micro(&self, state: &PolicyNodeState, shape: &NodeShape) -> i64 {
         micro(i128::from(self.unplaced(state, shape)), self.fragments.pods(), shape)
     }
 
-    fn unplaced(&self, state: &State, shape: &Shape) -> i64 {
+    fn unplaced(&self, state: &PolicyNodeState, shape: &NodeShape) -> i64 {
         let total = i64::try_from(state.total()).unwrap_or(i64::MAX);
         let most = state.left.iter().copied().max().unwrap_or(0);
         let mut unplaced = total * self.pods_elsewhere;
@@ -79,7 +79,7 @@ impl Waste {
 }
 
 /// Divide an amount that was summed over `pods` pods by their number, and convert it to millionths of a thousandth of a GPU.
-pub(crate) fn micro(amount: i128, pods: i64, shape: &Shape) -> i64 {
+pub(crate) fn micro(amount: i128, pods: i64, shape: &NodeShape) -> i64 {
     let micro = amount * i128::from(MICRO) * 1000 / (i128::from(pods.max(1)) * i128::from(shape.gpu_size.max(1)));
     i64::try_from(micro).unwrap_or(i64::MAX)
 }

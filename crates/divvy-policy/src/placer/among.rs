@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::super::rule::Place;
-use super::super::{Demand, Policy, Term};
+use super::super::rule::RulePlace;
+use super::super::{CostTerm, Demand, Policy};
 use super::{Decision, FEW, NO_FIT, NodeId, Placer};
 use divvy_placement::hash::mix;
 
@@ -67,7 +67,7 @@ impl Placer {
 
     /// Return the terms of the pod's cost on a node. The list is empty if the policy's cost is a single number, or if the pod
     /// does not fit.
-    pub fn terms(&mut self, demand: &Demand, node: NodeId) -> Vec<Term> {
+    pub fn terms(&mut self, demand: &Demand, node: NodeId) -> Vec<CostTerm> {
         let class = demand.class();
         let Some(there) = self.nodes.get(node.index()).and_then(Option::as_ref) else {
             return Vec::new();
@@ -80,7 +80,7 @@ impl Placer {
         if !there.free.fits(shape, demand) {
             return Vec::new();
         }
-        self.rule.terms(&Place {
+        self.rule.terms(&RulePlace {
             demand: &class,
             amount,
             shape,

@@ -3,13 +3,13 @@ use std::hash::BuildHasherDefault;
 use std::ops::{Index, IndexMut};
 
 use super::super::Demand;
-use super::super::rule::Kept;
+use super::super::rule::KeptStates;
 use super::costs::Costs;
 use crate::mixer::Mixer;
 
 /// The costs of one class of pods, by slot.
 #[derive(Debug, Default)]
-pub(super) struct Row {
+pub(super) struct CostRow {
     /// By shape number: what a pod of the class takes of one GPU, or `None` if it may not use this shape.
     pub(super) amounts: Vec<Option<u32>>,
     /// Exact costs. The entry is [`NO_FIT`](super::costs::NO_FIT) where the cost is not known, or where the pod does not fit.
@@ -17,7 +17,7 @@ pub(super) struct Row {
     /// Guesses, and costs that were exact before the last change of prices. The entry is [`NO_FIT`](super::costs::NO_FIT) where
     /// there is neither.
     pub(super) guessed: Costs,
-    pub(super) kept: Vec<Kept>,
+    pub(super) kept: Vec<KeptStates>,
     /// By slot: the slot's version when the row last read it.
     pub(super) versions: Vec<u32>,
     /// The number of guesses.
@@ -37,7 +37,7 @@ pub(super) struct Row {
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Rows {
-    rows: Vec<Row>,
+    rows: Vec<CostRow>,
     numbers: HashMap<Demand, usize, BuildHasherDefault<Mixer>>,
     most_costs: usize,
     requests: u64,
@@ -80,11 +80,11 @@ impl Rows {
                 if let Some(gone) = self.rows[number].class {
                     self.numbers.remove(&gone);
                 }
-                self.rows[number] = Row::default();
+                self.rows[number] = CostRow::default();
                 number
             }
             None => {
-                self.rows.push(Row::default());
+                self.rows.push(CostRow::default());
                 self.rows.len() - 1
             }
         };
@@ -95,15 +95,15 @@ impl Rows {
 }
 
 impl Index<usize> for Rows {
-    type Output = Row;
+    type Output = CostRow;
 
-    fn index(&self, number: usize) -> &Row {
+    fn index(&self, number: usize) -> &CostRow {
         &self.rows[number]
     }
 }
 
 impl IndexMut<usize> for Rows {
-    fn index_mut(&mut self, number: usize) -> &mut Row {
+    fn index_mut(&mut self, number: usize) -> &mut CostRow {
         &mut self.rows[number]
     }
 }

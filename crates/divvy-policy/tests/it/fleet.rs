@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use divvy_model::{GpuRules, Health, Node, Phase, Pod, PodRequest};
 use divvy_placement::{Ask, Choice, Ledger, Reservation, Standing};
-use divvy_policy::{Fleet, Limits, Policy, Ranking};
+use divvy_policy::{CacheLimits, Fleet, Policy, Ranking};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -21,7 +21,7 @@ fn node(at: usize, kind: usize) -> Node {
         1 => {
             let mut node = divvy_node(name, &[16, 16, 16, 16]);
             for (a, b) in [(0, 2), (1, 3)] {
-                let link = divvy_model::Link {
+                let link = divvy_model::GpuLink {
                     peer: uuid(name, b),
                     kind: divvy_model::LinkKind::NvLink,
                     count: 4,
@@ -104,7 +104,7 @@ struct World {
 
 impl World {
     fn new(policy: Policy, pods_end: bool) -> World {
-        let mut fleet = Fleet::new(policy, Limits::SMALL);
+        let mut fleet = Fleet::new(policy, CacheLimits::SMALL);
         fleet.set_pods_end(Some(pods_end));
         World {
             ledger: Ledger::new(GIB),
@@ -117,7 +117,7 @@ impl World {
     }
 
     fn afresh(&self) -> Fleet {
-        let mut fleet = Fleet::new(self.fleet.policy(), Limits::SMALL);
+        let mut fleet = Fleet::new(self.fleet.policy(), CacheLimits::SMALL);
         fleet.set_pods_end(Some(self.pods_end));
         for pod in &self.history {
             fleet.arrived(pod, &self.ledger);
@@ -287,7 +287,7 @@ fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
         ledger.apply_node(node);
     }
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    let mut fleet = Fleet::new(policy, Limits::SMALL);
+    let mut fleet = Fleet::new(policy, CacheLimits::SMALL);
     let mut chosen = Vec::new();
     for number in 0..pods {
         let pod = asking(number as usize, 4);
@@ -323,11 +323,11 @@ fn spread_uses_every_gpu_before_it_shares_one() {
 #[test]
 fn costs_that_were_pushed_out_of_memory_are_found_again() {
     // There is room for the costs of eight classes, whatever the limit.
-    let limits = Limits {
+    let limits = CacheLimits {
         costs: 1,
         states: 1,
         hurry: true,
-        ..Limits::default()
+        ..CacheLimits::default()
     };
     let mut ledger = Ledger::new(GIB);
     for at in 0..NODES.len() {
@@ -335,7 +335,7 @@ fn costs_that_were_pushed_out_of_memory_are_found_again() {
     }
     let (mut small, mut large) = (
         Fleet::new(Policy::Divvy, limits),
-        Fleet::new(Policy::Divvy, Limits::default()),
+        Fleet::new(Policy::Divvy, CacheLimits::default()),
     );
     small.follow(&ledger);
     large.follow(&ledger);
@@ -371,7 +371,7 @@ fn best_on(fleet: &mut Fleet, ledger: &Ledger, node: &str) -> Option<usize> {
 #[test]
 fn a_nodes_ever_new_gpus_make_nothing_grow() {
     let mut ledger = Ledger::new(GIB);
-    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
     ledger.apply_node(&published("good", &[16, 16], |_| "T4".to_owned()));
     let mut publish = |number: u64| {
         let sizes = [100 + number, 100_000 - number];
@@ -391,8 +391,8 @@ fn a_nodes_ever_new_gpus_make_nothing_grow() {
 #[test]
 fn the_ledger_chooses_gpu_kinds_beyond_the_limit() {
     let mut ledger = Ledger::new(GIB);
-    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
-    let sizes: Vec<u64> = (0..u64::try_from(Limits::SMALL.kinds).expect("few"))
+    let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
+    let sizes: Vec<u64> = (0..u64::try_from(CacheLimits::SMALL.kinds).expect("few"))
         .map(|kind| 16 + kind)
         .collect();
     ledger.apply_node(&published("many", &sizes, |_| "T4".to_owned()));
@@ -423,7 +423,7 @@ fn as_many_kinds_of_pods_as_pods_make_no_table_grow() {
             ledger.apply_pod(pod);
         }
         allocation_counter::measure(|| {
-            let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+            let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
             fleet.learn(&ledger);
             fleet.follow(&ledger);
             for pod in ledger.pods() {

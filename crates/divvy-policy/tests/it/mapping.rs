@@ -2,7 +2,7 @@
 
 use divvy_model::{Health, MiB};
 use divvy_placement::Ledger;
-use divvy_policy::{Demand, GpuGroup, ModelSet, Models, Placer, Policy, Share, demand_of, from_ledger, rank};
+use divvy_policy::{Demand, DemandShare, GpuGroup, ModelSet, Models, Placer, Policy, demand_of, from_ledger, rank};
 
 use crate::fixture::*;
 
@@ -62,7 +62,7 @@ fn cpu_and_main_memory_are_what_the_nodes_pods_leave() {
     let free = groups(&ledger, "n")[0].free;
     assert_eq!((free.cpu_milli, free.memory_mib), (6500, (63 << 10) - 1));
     let asked = (demand.cpu_milli, demand.memory_mib, demand.gpus, demand.share);
-    assert_eq!(asked, (1500, 1025, 1, Share::Memory(10 << 10)));
+    assert_eq!(asked, (1500, 1025, 1, DemandShare::Memory(10 << 10)));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn what_fits_in_the_ledger_fits_here_to_the_last_mib() {
         cpu_milli: 0,
         memory_mib: 0,
         gpus: 1,
-        share: Share::Memory(8 << 10),
+        share: DemandShare::Memory(8 << 10),
         models: ModelSet::ANY,
     };
     for placed in 0..4 {

@@ -1,8 +1,8 @@
 //! Tests of pods that request memory on several GPUs of one node.
 
-use divvy_model::{Allocation, GpuRules, Health, Held, Link, LinkKind, Node, Phase, Pod, PodRequest};
-use divvy_placement::{Ask, Ledger, Refusal};
-use divvy_policy::{Fleet, Limits, Policy};
+use divvy_model::{Allocation, GpuLink, GpuRules, Health, Held, LinkKind, Node, Phase, Pod, PodRequest};
+use divvy_placement::{Ask, Ledger, NodeRefusal};
+use divvy_policy::{CacheLimits, Fleet, Policy};
 
 use crate::fixture::*;
 
@@ -21,7 +21,7 @@ fn asking(name: &str, containers: &[u64], gpus: u32) -> Pod {
 fn linked(name: &str) -> Node {
     let mut node = divvy_node(name, &[16, 16, 16, 16]);
     for (a, b) in [(0, 2), (1, 3)] {
-        let link = Link {
+        let link = GpuLink {
             peer: uuid(name, b),
             kind: LinkKind::NvLink,
             count: 4,
@@ -41,7 +41,7 @@ fn on_two(name: &str, node: &str, gpus: [usize; 2], units: u64) -> Pod {
     pod
 }
 
-fn chosen(ledger: &Ledger, node: &str, pod: &Pod) -> Result<Vec<u32>, Refusal> {
+fn chosen(ledger: &Ledger, node: &str, pod: &Pod) -> Result<Vec<u32>, NodeRefusal> {
     let ask = Ask::of(&pod.request, GIB);
     let found = ledger
         .choose(node, &ask)
@@ -52,7 +52,7 @@ fn chosen(ledger: &Ledger, node: &str, pod: &Pod) -> Result<Vec<u32>, Refusal> {
         "{ask} on {node}"
     );
     assert_eq!(ledger.explain(node, &ask).verdict, found, "{ask} on {node}");
-    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
     fleet.follow(ledger);
     let by_policy = fleet.choose(pod, &ask, node, ledger);
     let by_policy = by_policy.map(|choice| choice.gpus.iter().map(|gpu| gpu.index).collect::<Vec<u32>>());
@@ -108,7 +108,7 @@ fn one_product_comes_before_the_best_connections() {
     let three = asking("p", &[6], 3);
     let ask = Ask::of(&three.request, GIB);
     assert_eq!(chosen(&mixed, "n", &three).map(|found| found.len()), Ok(3));
-    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
     fleet.follow(&mixed);
     assert_eq!(fleet.rank(&three, &ask, ["nx", "n"], &mixed).best, Some(1));
 }

@@ -2,7 +2,7 @@
 
 use divvy_model::{GpuRules, Health, MiB, Pod, PodRequest};
 use divvy_placement::{Ask, Ledger, Reservation, Standing};
-use divvy_policy::{Fleet, Limits, Policy};
+use divvy_policy::{CacheLimits, Fleet, Policy};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -39,7 +39,7 @@ fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
     let ask = Ask::of_pod(pod, GIB);
     let choice = ledger.choose("n1", &ask).ok().map(|choice| choice.gpus[0].index);
     assert_eq!(ledger.fits("n1", &ask, &pod.uid).is_ok(), choice.is_some(), "{}", pod.name);
-    let mut fleet = Fleet::new(Policy::default(), Limits::SMALL);
+    let mut fleet = Fleet::new(Policy::default(), CacheLimits::SMALL);
     fleet.follow(ledger);
     assert_eq!(
         fleet.choose(pod, &ask, "n1", ledger).is_some(),

@@ -1,15 +1,16 @@
 //! Properties that hold for every policy, whatever happened before.
 
 use divvy_policy::{
-    Decision, Demand, Free, GpuSet, Mix, Model, ModelSet, Models, NotForScheduling, Placer, Policy, Shape, Share, rank,
+    Decision, Demand, DemandShare, FreeOnNode, GpuSet, Mix, Model, ModelSet, Models, NodeShape, NotForScheduling, Placer, Policy,
+    rank,
 };
 use proptest::prelude::*;
 
 /// Three kinds of nodes: two with GPUs of different products and sizes, one without GPUs.
-fn shapes() -> Vec<Shape> {
+fn shapes() -> Vec<NodeShape> {
     let mut models = Models::default();
     let mut model = |name| models.number(name).expect("a number");
-    let shape = |model: Model, gpus, gpu_size, cores: u32| Shape {
+    let shape = |model: Model, gpus, gpu_size, cores: u32| NodeShape {
         model,
         gpus,
         gpu_size,
@@ -25,13 +26,13 @@ fn shapes() -> Vec<Shape> {
 
 fn demand() -> impl Strategy<Value = Demand> {
     let share = prop_oneof![
-        (1_u16..=10).prop_map(|tenths| Share::Milli(tenths * 100)),
-        prop_oneof![Just(333_u32), Just(1000), Just(40_960)].prop_map(Share::Memory),
+        (1_u16..=10).prop_map(|tenths| DemandShare::Milli(tenths * 100)),
+        prop_oneof![Just(333_u32), Just(1000), Just(40_960)].prop_map(DemandShare::Memory),
     ];
     let gpus = prop_oneof![
-        Just((0_u8, Share::Milli(0))),
+        Just((0_u8, DemandShare::Milli(0))),
         share.prop_map(|share| (1, share)),
-        (1_u8..=9).prop_map(|gpus| (gpus, Share::WHOLE))
+        (1_u8..=9).prop_map(|gpus| (gpus, DemandShare::WHOLE))
     ];
     let models = prop_oneof![Just(None), (0_usize..3).prop_map(Some)];
     (0_u32..20, 0_u32..40, gpus, models).prop_map(|(cores, gib, (gpus, share), model)| Demand {
@@ -67,7 +68,7 @@ fn event() -> impl Strategy<Value = Event> {
 struct World {
     placer: Placer,
     pods_end: bool,
-    nodes: Vec<(String, Shape, Free, divvy_policy::NodeId)>,
+    nodes: Vec<(String, NodeShape, FreeOnNode, divvy_policy::NodeId)>,
     pods: Vec<(Demand, Decision)>,
     seen: Mix,
     told: Mix,
@@ -142,7 +143,7 @@ impl World {
             let expected = expected.map(|decision| (names[decision.node.index()].clone(), decision.gpus));
             assert_eq!(found_names, expected, "{demand:?}, nodes backwards: {backwards}");
         }
-        let fits = |(_, shape, free, _): &(String, Shape, Free, _)| free.fits(shape, &demand);
+        let fits = |(_, shape, free, _): &(String, NodeShape, FreeOnNode, _)| free.fits(shape, &demand);
         assert_eq!(
             found.is_some(),
             self.nodes.iter().any(fits),
@@ -226,7 +227,7 @@ fn share(milli: u16) -> Demand {
         cpu_milli: 1000,
         memory_mib: 0,
         gpus: 1,
-        share: Share::Milli(milli),
+        share: DemandShare::Milli(milli),
         models: ModelSet::ANY,
     }
 }
@@ -251,7 +252,7 @@ fn a_place_that_was_taken_by_somebody_else_is_refused() {
 fn main_memory_decides_only_where_there_is_not_enough() {
     let shape = shapes()[0];
     let mut placer = Placer::new(Policy::GpuPacking);
-    let used = Free {
+    let used = FreeOnNode {
         gpus: {
             let mut gpus = shape.empty().gpus;
             gpus[0] = 500;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use divvy_model::{Enforcement, GpuRules, Health, Node, Pod, Vendor};
-use divvy_placement::{Ask, Ledger, Refusal};
-use divvy_policy::{Fleet, Limits, Policy};
+use divvy_placement::{Ask, Ledger, NodeRefusal};
+use divvy_policy::{CacheLimits, Fleet, Policy};
 
 use super::fixture::{GIB, add_whole, divvy_node, edit_gpu, gpushare_node, pending, share_whole};
 
@@ -104,7 +104,7 @@ fn a_pod_gets_only_gpus_that_it_takes() {
 #[test]
 fn what_is_preferred_comes_first_within_a_node_and_over_nodes() {
     let ledger = ledger();
-    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
     fleet.follow(&ledger);
     for (prefer, within, over) in [
         ("fastest", [Some(2), Some(0), Some(0), Some(0)], &["mixed"][..]),
@@ -125,7 +125,7 @@ fn what_is_preferred_comes_first_within_a_node_and_over_nodes() {
 #[test]
 fn nodes_without_a_gpu_that_the_pod_takes_are_not_ranked() {
     let ledger = ledger();
-    let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
+    let mut fleet = Fleet::new(Policy::Divvy, CacheLimits::SMALL);
     fleet.follow(&ledger);
     let pod = asking(3, &[("gpu-model", "A100*")]);
     let ranking = fleet.rank(&pod, &Ask::of(&pod.request, GIB), NODES, &ledger);
@@ -144,7 +144,7 @@ fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
     only.apply_node(&alone);
     for policy in [Policy::BestFit, Policy::Spread] {
         let cost = |ledger: &Ledger| {
-            let mut fleet = Fleet::new(policy, Limits::SMALL);
+            let mut fleet = Fleet::new(policy, CacheLimits::SMALL);
             fleet.follow(ledger);
             let offered: Vec<(String, usize, i64)> = fleet
                 .offers(&wants, &ask, ledger)
@@ -204,8 +204,8 @@ fn a_refusal_says_what_each_gpu_is() {
     edit_gpu(&mut broken, 1, |gpu| gpu.health = Health::Failed);
     ledger.apply_node(&broken);
     let ask = Ask::of(&asking(3, &[("gpu-model", "A100*"), ("gpu-memory", ">=30Gi")]).request, GIB);
-    assert!(matches!(ledger.fits("small", &ask, "p"), Err(Refusal::NoGpuTaken(_))));
-    assert_eq!(ledger.fits("broken", &ask, "p"), Err(Refusal::NoGpuFits));
+    assert!(matches!(ledger.fits("small", &ask, "p"), Err(NodeRefusal::NoGpuTaken(_))));
+    assert_eq!(ledger.fits("broken", &ask, "p"), Err(NodeRefusal::NoGpuFits));
     let said = [
         ledger.explain("small", &ask).to_string(),
         ledger.explain("broken", &ask).to_string(),
@@ -238,7 +238,7 @@ fn a_share_is_placed_on_gpus_of_the_pods_vendor_only() {
     }
     let names = || nodes.iter().map(|node| node.name.as_str());
     for policy in Policy::ALL {
-        let mut fleet = Fleet::new(policy, Limits::default());
+        let mut fleet = Fleet::new(policy, CacheLimits::default());
         fleet.follow(&ledger);
         for (annotations, vendor, expected) in [
             (&[][..], Vendor::Nvidia, [true, false, false, true]),

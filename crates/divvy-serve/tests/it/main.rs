@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::{get, post};
-use divvy_serve::{Door, Limits, Opened, Plain, Share, TurnedAway, serve};
+use divvy_serve::{CallerLimits, Door, OpenedConnection, Plain, ServerLimits, TurnedAway, serve};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, mpsc};
@@ -21,14 +21,14 @@ const LONG: Duration = Duration::from_secs(60);
 const PROBE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
 
-fn limits() -> Limits {
-    let share = Share {
+fn limits() -> ServerLimits {
+    let share = CallerLimits {
         connections: 8,
         per_address: 6,
         idle: LONG,
         body_bytes: 1 << 20,
     };
-    Limits {
+    ServerLimits {
         known: share,
         unknown: share,
         handshakes: 8,
@@ -54,11 +54,11 @@ struct Server {
     _stop: DropGuard,
 }
 
-async fn start(limits: Limits) -> Server {
+async fn start(limits: ServerLimits) -> Server {
     start_with(limits, Plain { known: false }).await
 }
 
-async fn start_with(limits: Limits, door: impl Door) -> Server {
+async fn start_with(limits: ServerLimits, door: impl Door) -> Server {
     let listener = TcpListener::bind("0.0.0.0:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port();
     let (go_on, (sender, waiting)) = (Arc::new(Notify::new()), mpsc::unbounded_channel());
@@ -165,7 +165,7 @@ async fn probe(server: &Server, from: [u8; 4]) {
 
 #[tokio::test]
 async fn a_connection_whose_headers_do_not_end_is_closed() {
-    let server = start(Limits {
+    let server = start(ServerLimits {
         header: SHORT,
         ..limits()
     })
@@ -186,7 +186,7 @@ async fn a_connection_whose_headers_do_not_end_is_closed() {
 
 #[tokio::test]
 async fn headers_sent_one_byte_at_a_time_get_no_extra_time() {
-    let server = start(Limits {
+    let server = start(ServerLimits {
         header: 3 * SHORT,
         ..limits()
     })
@@ -221,7 +221,7 @@ async fn an_idle_connection_is_closed() {
 #[tokio::test]
 async fn a_known_caller_may_keep_an_unused_connection_open() {
     let server = start_with(
-        Limits {
+        ServerLimits {
             header: SHORT,
             ..limits()
         },
@@ -236,7 +236,7 @@ async fn a_known_caller_may_keep_an_unused_connection_open() {
 
 #[tokio::test]
 async fn a_body_that_stalls_is_answered_with_408() {
-    let server = start(Limits { body: SHORT, ..limits() }).await;
+    let server = start(ServerLimits { body: SHORT, ..limits() }).await;
     for begin in [
         "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nabc",
         "POST /length HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc",
@@ -252,7 +252,7 @@ async fn a_body_that_stalls_is_answered_with_408() {
 
 #[tokio::test]
 async fn a_connection_whose_response_is_not_read_is_closed() {
-    let server = start(Limits {
+    let server = start(ServerLimits {
         request: 3 * SHORT,
         ..limits()
     })
@@ -418,10 +418,10 @@ impl Door for OneByte {
     type Peer = ();
     const HANDSHAKE: bool = true;
 
-    async fn open(&self, mut stream: TcpStream, _: SocketAddr) -> Option<Opened<TcpStream, ()>> {
+    async fn open(&self, mut stream: TcpStream, _: SocketAddr) -> Option<OpenedConnection<TcpStream, ()>> {
         let mut bytes = [0; 2];
         stream.read_exact(&mut bytes).await.ok()?;
-        Some(Opened {
+        Some(OpenedConnection {
             io: stream,
             known: bytes[0] == b'k',
             peer: (),
@@ -437,14 +437,14 @@ impl Door for OneByte {
 async fn silent_clients_and_stalled_handshakes_are_disconnected() {
     for (limits, begin) in [
         (
-            Limits {
+            ServerLimits {
                 first_byte: SHORT,
                 ..limits()
             },
             "",
         ),
         (
-            Limits {
+            ServerLimits {
                 handshake: SHORT,
                 ..limits()
             },

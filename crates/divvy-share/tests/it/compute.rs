@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use divvy_share::compute::{DEBT, Meter, Turn, patience, turn};
-use divvy_share::limits::Limits;
-use divvy_share::limits::{Account, WHOLE};
+use divvy_share::limits::ShareLimits;
+use divvy_share::limits::{ComputeAccount, WHOLE};
 use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
@@ -35,7 +35,7 @@ enum Control {
 struct Pod {
     work: Work,
     control: Control,
-    limits: Limits,
+    limits: ShareLimits,
     meter: Meter,
     /// What is left of each launched kernel.
     stream: VecDeque<u64>,
@@ -56,10 +56,10 @@ impl Pod {
         Self {
             work,
             control,
-            limits: Limits {
+            limits: ShareLimits {
                 rate,
                 account: meter.account(),
-                ..Limits::default()
+                ..ShareLimits::default()
             },
             meter,
             stream: VecDeque::new(),
@@ -277,7 +277,7 @@ proptest! {
         (balance, at, before, launch_ns) in any::<(i64, u64, u64, u64)>(),
         (launches, since) in any::<(u64, u64)>(),
     ) {
-        let limits = Limits { rate, account: Account { balance, at, launches: before, launch_ns }, ..Limits::default() };
+        let limits = ShareLimits { rate, account: ComputeAccount { balance, at, launches: before, launch_ns }, ..ShareLimits::default() };
         let wait = match turn(&limits, launches, since, since) {
             Turn::Wait(wait) => wait,
             Turn::Free | Turn::Go(_) => 0,
@@ -356,7 +356,7 @@ fn others_kernels_cost_no_pod_its_rate() {
 
 #[test]
 fn a_launch_waits_for_a_positive_balance() {
-    let account = |balance, launch_ns| Account {
+    let account = |balance, launch_ns| ComputeAccount {
         balance,
         at: 1000 * MS,
         launches: 7,
@@ -381,10 +381,10 @@ fn a_launch_waits_for_a_positive_balance() {
         (half, account(0, MS), u64::MAX, Turn::Wait(100 * MS)),
     ];
     for (rate, account, launches, expected) in cases {
-        let limits = Limits {
+        let limits = ShareLimits {
             rate,
             account,
-            ..Limits::default()
+            ..ShareLimits::default()
         };
         assert_eq!(
             turn(&limits, launches, 1010 * MS, 1010 * MS),
@@ -397,20 +397,20 @@ fn a_launch_waits_for_a_positive_balance() {
 #[test]
 fn launches_of_a_pod_that_is_stopped_wait_whatever_it_has_left() {
     for rate in [0, percent(30), WHOLE] {
-        let account = Account {
+        let account = ComputeAccount {
             balance: 1,
-            ..Account::default()
+            ..ComputeAccount::default()
         };
-        let limits = Limits {
+        let limits = ShareLimits {
             rate,
             account,
             is_stopped: true,
-            ..Limits::default()
+            ..ShareLimits::default()
         };
         for since in [0, u64::MAX] {
             assert_eq!(turn(&limits, 0, u64::MAX, since), Turn::Wait(SECOND / 10));
         }
-        let going = Limits {
+        let going = ShareLimits {
             is_stopped: false,
             may_stop: true,
             ..limits

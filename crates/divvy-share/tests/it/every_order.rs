@@ -1,8 +1,8 @@
 //! The protocol in every order in which the processor can carry it out, by loom.
 
 use divvy_share::claim::{Locks, claim, owner};
-use divvy_share::reserve::{Refused, Table, Word, commit, free, reserve};
-use divvy_share::usage::Usage;
+use divvy_share::reserve::{ReserveRefusal, SlotTable, Word, commit, free, reserve};
+use divvy_share::usage::UsageFile;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 
@@ -44,7 +44,7 @@ impl Slots {
     }
 }
 
-impl Table for Slots {
+impl SlotTable for Slots {
     type Word = Cell;
 
     fn slots(&self) -> usize {
@@ -117,7 +117,7 @@ fn of_two_that_want_all_exactly_one_gets_it() {
         };
         let got: Vec<_> = [want(0), want(1)].into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(
-            got == [Ok(()), Err(Refused::Full)] || got == [Err(Refused::Full), Ok(())],
+            got == [Ok(()), Err(ReserveRefusal::Full)] || got == [Err(ReserveRefusal::Full), Ok(())],
             "{got:?}"
         );
     });
@@ -228,7 +228,7 @@ impl Locks for Shared {
 #[test]
 fn a_slot_with_an_owner_never_has_the_numbers_of_a_dead_one() {
     // Too large for the stacks of loom's threads, so there is one for all orders.
-    let usage = std::sync::Arc::new(Usage::default());
+    let usage = std::sync::Arc::new(UsageFile::default());
     explore(3, move || {
         for slot in &usage.slots[..2] {
             slot.used.store(7, Ordering::Relaxed);

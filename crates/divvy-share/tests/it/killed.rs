@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use divvy_share::reserve::{Table, Word, charged, commit, free, reserve};
+use divvy_share::reserve::{SlotTable, Word, charged, commit, free, reserve};
 use proptest::prelude::*;
 
 const ALLOWED: u64 = 10;
@@ -89,7 +89,7 @@ impl Word for Stepped {
     }
 }
 
-impl Table for Process {
+impl SlotTable for Process {
     type Word = Stepped;
 
     fn slots(&self) -> usize {
@@ -260,7 +260,7 @@ proptest! {
 /// The table at rest.
 struct Plain<'a>(&'a Machine);
 
-impl Table for Plain<'_> {
+impl SlotTable for Plain<'_> {
     type Word = AtomicU64;
 
     fn slots(&self) -> usize {

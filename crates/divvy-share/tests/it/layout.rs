@@ -3,13 +3,13 @@
 use std::sync::atomic::Ordering;
 
 use divvy_share::claim::{Locks, claim};
-use divvy_share::limits::Account;
-use divvy_share::limits::{self, Limits, Unreadable};
-use divvy_share::usage::{self, SLOTS, Seen, Totals, Unusable, Usage};
+use divvy_share::limits::ComputeAccount;
+use divvy_share::limits::{self, ShareLimits, UnreadableLimits};
+use divvy_share::usage::{self, SLOTS, SlotUsage, UnusableFile, UsageFile, UsageTotals};
 use proptest::prelude::*;
 
-fn limits_of(bytes: u64) -> Limits {
-    Limits {
+fn limits_of(bytes: u64) -> ShareLimits {
+    ShareLimits {
         bytes,
         overhead: 3 << 20,
         context: 300 << 20,
@@ -18,7 +18,7 @@ fn limits_of(bytes: u64) -> Limits {
         refuse_managed: true,
         may_stop: false,
         is_stopped: true,
-        account: Account {
+        account: ComputeAccount {
             balance: -5,
             at: 6,
             launches: 8,
@@ -27,7 +27,7 @@ fn limits_of(bytes: u64) -> Limits {
     }
 }
 
-fn put(file: &mut [u8], limits: &Limits, generation: u64) {
+fn put(file: &mut [u8], limits: &ShareLimits, generation: u64) {
     let (offset, copy) = limits.copy(generation);
     let offset = offset as usize;
     file[offset..offset + copy.len()].copy_from_slice(&copy);
@@ -36,19 +36,19 @@ fn put(file: &mut [u8], limits: &Limits, generation: u64) {
 #[test]
 fn limits_are_read_as_they_were_written() {
     let mut file = limits_of(1 << 30).file();
-    assert_eq!(Limits::from_bytes(&file), Ok((1, limits_of(1 << 30))));
+    assert_eq!(ShareLimits::from_bytes(&file), Ok((1, limits_of(1 << 30))));
     put(&mut file, &limits_of(2 << 30), 2);
-    assert_eq!(Limits::from_bytes(&file), Ok((2, limits_of(2 << 30))));
-    put(&mut file, &Limits::default(), 3);
-    assert_eq!(Limits::from_bytes(&file), Ok((3, Limits::default())));
+    assert_eq!(ShareLimits::from_bytes(&file), Ok((2, limits_of(2 << 30))));
+    put(&mut file, &ShareLimits::default(), 3);
+    assert_eq!(ShareLimits::from_bytes(&file), Ok((3, ShareLimits::default())));
     for flag in 0..3 {
-        let limits = Limits {
+        let limits = ShareLimits {
             refuse_managed: flag == 0,
             may_stop: flag == 1,
             is_stopped: flag == 2,
             ..limits_of(1)
         };
-        assert_eq!(Limits::from_bytes(&limits.file()), Ok((1, limits)));
+        assert_eq!(ShareLimits::from_bytes(&limits.file()), Ok((1, limits)));
     }
 }
 
@@ -61,7 +61,7 @@ fn a_killed_writer_leaves_whole_limits() {
     for written in 0..=copy.len() {
         let mut file = before;
         file[offset as usize..offset as usize + written].copy_from_slice(&copy[..written]);
-        let (_, seen) = Limits::from_bytes(&file).unwrap();
+        let (_, seen) = ShareLimits::from_bytes(&file).unwrap();
         assert!(seen == old || seen == new, "{written} bytes written: {seen:?}");
     }
 }
@@ -76,7 +76,7 @@ fn only_complete_limits_have_a_mark_and_any_change_changes_it() {
         }
         words
     };
-    let mark = |file: &[u8]| Limits::parse_marked(&words(file)).unwrap().1;
+    let mark = |file: &[u8]| ShareLimits::parse_marked(&words(file)).unwrap().1;
     let before = limits_of(1 << 30).file();
     let at_mark = |file: &[u8]| limits::MARK.map(|at| words(file)[at]);
     assert_eq!(mark(&before), Some(at_mark(&before)));
@@ -117,23 +117,26 @@ fn a_write_changes_the_bits_for_which_others_wait() {
 #[test]
 fn limits_that_are_not_ours_are_told_apart() {
     let file = limits_of(1).file();
-    assert_eq!(Limits::from_bytes(&file[..limits::SIZE - 1]), Err(Unreadable::Foreign));
-    assert_eq!(Limits::from_bytes(&[0xff; limits::SIZE]), Err(Unreadable::Foreign));
+    assert_eq!(
+        ShareLimits::from_bytes(&file[..limits::SIZE - 1]),
+        Err(UnreadableLimits::Foreign)
+    );
+    assert_eq!(ShareLimits::from_bytes(&[0xff; limits::SIZE]), Err(UnreadableLimits::Foreign));
     let mut newer = file;
     newer[8] = 9;
-    assert_eq!(Limits::from_bytes(&newer), Err(Unreadable::Newer(9)));
+    assert_eq!(ShareLimits::from_bytes(&newer), Err(UnreadableLimits::Newer(9)));
     let mut torn = file;
     torn[24] ^= 1;
     torn[limits::SIZE / 2 + 24] ^= 1;
-    assert_eq!(Limits::from_bytes(&torn), Err(Unreadable::Torn));
+    assert_eq!(ShareLimits::from_bytes(&torn), Err(UnreadableLimits::Torn));
 }
 
 #[test]
 fn an_overhead_above_the_share_allows_nothing() {
-    let limits = Limits {
+    let limits = ShareLimits {
         bytes: 1,
         overhead: 2,
-        ..Limits::default()
+        ..ShareLimits::default()
     };
     assert_eq!(limits.allowed(), 0);
 }
@@ -146,19 +149,19 @@ fn usage_that_somebody_changed_is_not_used() {
         0,
         "no slot has had an owner"
     );
-    assert_eq!(usage::parse(&file[..63]).unwrap_err(), Unusable::Size(63));
+    assert_eq!(usage::parse(&file[..63]).unwrap_err(), UnusableFile::Size(63));
     let mut used = file;
     used[24] = 2;
     assert_eq!(usage::length(&used), 64 + 2 * 64);
-    assert_eq!(usage::parse(&used[..191]).unwrap_err(), Unusable::Size(191));
+    assert_eq!(usage::parse(&used[..191]).unwrap_err(), UnusableFile::Size(191));
     assert_eq!(usage::parse(&used[..192]).unwrap().slots().count(), 2);
     used[24..32].fill(0xff);
     assert_eq!(usage::length(&used), usage::SIZE);
     assert_eq!(usage::parse(&used).unwrap().bound, u64::MAX);
-    assert_eq!(usage::parse(&[0xff; usage::SIZE]).unwrap_err(), Unusable::Foreign);
+    assert_eq!(usage::parse(&[0xff; usage::SIZE]).unwrap_err(), UnusableFile::Foreign);
     let mut newer = file;
     newer[8] = 2;
-    assert_eq!(usage::parse(&newer).unwrap_err(), Unusable::Newer(2));
+    assert_eq!(usage::parse(&newer).unwrap_err(), UnusableFile::Newer(2));
 }
 
 #[test]
@@ -171,8 +174,8 @@ fn a_slot_is_read_from_where_processes_write_it() {
         file[first..first + 8].copy_from_slice(&(word + 10).to_ne_bytes());
     }
     let content = usage::parse(&file).unwrap();
-    let slots: Vec<Seen> = content.slots().collect();
-    let last = Seen {
+    let slots: Vec<SlotUsage> = content.slots().collect();
+    let last = SlotUsage {
         used: 10,
         pending: 11,
         pid: 12,
@@ -181,13 +184,13 @@ fn a_slot_is_read_from_where_processes_write_it() {
         launches: 15,
         contexts: 16,
     };
-    let totals_of_an_earlier_guard = Totals {
+    let totals_of_an_earlier_guard = UsageTotals {
         crowded: 4,
-        ..Totals::default()
+        ..UsageTotals::default()
     };
     assert_eq!(
         (slots[255], slots[254], content.totals),
-        (last, Seen::default(), totals_of_an_earlier_guard)
+        (last, SlotUsage::default(), totals_of_an_earlier_guard)
     );
 }
 
@@ -200,7 +203,7 @@ fn refused_bytes_and_waits_are_absent_until_counted() {
             file[32 + index * 8..40 + index * 8].copy_from_slice(&word.to_ne_bytes());
         }
         let totals = usage::parse(&file).unwrap().totals;
-        let expected = Totals {
+        let expected = UsageTotals {
             crowded: 0,
             denied_bytes: counted.map(|()| 20),
             throttled_ns: counted.map(|()| 30),
@@ -212,7 +215,7 @@ fn refused_bytes_and_waits_are_absent_until_counted() {
 /// No request counts for more than a GPU can have.
 #[test]
 fn counts_of_all_guards_add_up() {
-    let usage = Usage::default();
+    let usage = UsageFile::default();
     let words = || [&usage.counts, &usage.denied_bytes, &usage.throttled_ns].map(|word| word.load(Ordering::Relaxed));
     assert_eq!(words(), [0, 0, 0]);
     usage.count();
@@ -244,8 +247,8 @@ impl Locks for Others {
     fn release(&self, _byte: u64) {}
 }
 
-fn left_behind(bytes: u64) -> Usage {
-    let usage = Usage::default();
+fn left_behind(bytes: u64) -> UsageFile {
+    let usage = UsageFile::default();
     for slot in &usage.slots {
         slot.used.store(bytes, Ordering::Relaxed);
         slot.root.store(bytes, Ordering::Relaxed);
@@ -284,10 +287,10 @@ proptest! {
         if whole {
             let changed = bytes.len().min(file.len());
             file[..changed].copy_from_slice(&bytes[..changed]);
-            let read = Limits::from_bytes(&file);
+            let read = ShareLimits::from_bytes(&file);
             prop_assert!(read.is_err() || read.unwrap().1 == limits_of(1 << 30));
         } else {
-            prop_assert!(Limits::from_bytes(&bytes).is_err());
+            prop_assert!(ShareLimits::from_bytes(&bytes).is_err());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use divvy_share::reserve::{Refused, Table, Word, reserve};
+use divvy_share::reserve::{ReserveRefusal, SlotTable, Word, reserve};
 
 /// A word that says what the test wants.
 struct Told<'a> {
@@ -29,7 +29,7 @@ struct Told3<'a> {
     pending: [Told<'a>; 3],
 }
 
-impl<'a> Table for Told3<'a> {
+impl<'a> SlotTable for Told3<'a> {
     type Word = Told<'a>;
 
     fn slots(&self) -> usize {
@@ -56,7 +56,7 @@ impl<'a> Table for Told3<'a> {
 }
 
 /// Slot 0 has a byte until the given sum, and slot 2 has it always: to these sums it seems to move while they are taken. The caller is slot 1.
-fn third_of_two_bytes(sums_that_see_both: u32) -> Result<(), Refused> {
+fn third_of_two_bytes(sums_that_see_both: u32) -> Result<(), ReserveRefusal> {
     let sums = Cell::new(0);
     let nothing = || 0;
     let first = || {

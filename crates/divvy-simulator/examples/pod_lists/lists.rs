@@ -7,19 +7,19 @@ use divvy_policy::rank;
 
 /// A list of rows, with the names of its columns.
 #[derive(Debug, Clone)]
-pub(crate) struct List {
+pub(crate) struct RowList {
     columns: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
-impl List {
+impl RowList {
     /// Parse CSV.
-    pub(crate) fn read(text: &[u8]) -> List {
+    pub(crate) fn read(text: &[u8]) -> RowList {
         let mut reader = csv::Reader::from_reader(text);
         let columns = reader.headers().expect("a header").iter().map(str::to_owned).collect();
         let row = |row: Result<csv::StringRecord, csv::Error>| row.expect("a row").iter().map(str::to_owned).collect();
         let rows = reader.records().map(row).collect();
-        List { columns, rows }
+        RowList { columns, rows }
     }
 
     /// Format the list as CSV.
@@ -47,7 +47,7 @@ impl List {
 /// Return a list in which `percent` percent of the pods with GPUs accept only one or two named products. The chance of a
 /// product is proportional to the square root of the number of its GPUs, so pods request more GPUs of the scarce products
 /// than exist.
-pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
+pub(crate) fn choosy(nodes: &RowList, pods: &RowList, percent: u64) -> RowList {
     // By product: its number of GPUs, and the GPUs and CPU of the largest node.
     let mut products: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
     for node in &nodes.rows {
@@ -94,11 +94,11 @@ pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
 
 /// Return a list in which pods with several GPUs request `percent` percent of the GPU capacity. Such pods are added as copies of
 /// existing ones, and other pods are dropped so that the sum of all requests stays the same.
-pub(crate) fn large(pods: &List, percent: u64) -> List {
+pub(crate) fn large(pods: &RowList, percent: u64) -> RowList {
     let (large, mut others): (Vec<_>, Vec<_>) = pods.rows.iter().cloned().partition(|row| pods.number(row, "num_gpu") > 1);
     let total: u64 = pods.rows.iter().map(|row| pods.milli(row)).sum();
     let name = pods.column("name");
-    let mut list = List {
+    let mut list = RowList {
         columns: pods.columns.clone(),
         rows: Vec::new(),
     };

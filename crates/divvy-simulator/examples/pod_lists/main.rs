@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
-use lists::{List, choosy, large};
+use lists::{RowList, choosy, large};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -21,8 +21,8 @@ fn main() {
         let bytes = fs::read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut text = Vec::new();
         match flate2::read::MultiGzDecoder::new(&*bytes).read_to_end(&mut text) {
-            Ok(_) => List::read(&text),
-            Err(_) => List::read(&bytes),
+            Ok(_) => RowList::read(&text),
+            Err(_) => RowList::read(&bytes),
         }
     };
     let (nodes, pods) = (read(nodes), read(pods));
@@ -35,7 +35,7 @@ fn main() {
     write(directory, "choosy33-large30", &choosy(&nodes, &large(&pods, 30), 33));
 }
 
-fn write(directory: &str, name: &str, list: &List) {
+fn write(directory: &str, name: &str, list: &RowList) {
     let path = Path::new(directory).join(format!("{name}.csv"));
     fs::write(&path, list.text()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     println!("{}", path.display());

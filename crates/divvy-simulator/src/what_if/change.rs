@@ -3,11 +3,11 @@ use std::collections::BTreeMap;
 
 use divvy_model::{Held, MemoryUnit, MiB, Node, Pod};
 
-use super::{Change, Cluster, ClusterNode};
+use super::{ClusterNode, CurrentCluster, SimulatedChange};
 use crate::Error;
 
 /// Return the cluster with another unit and more nodes.
-pub(super) fn apply<'a>(cluster: &'a Cluster, change: &Change) -> Result<Cow<'a, Cluster>, Error> {
+pub(super) fn apply<'a>(cluster: &'a CurrentCluster, change: &SimulatedChange) -> Result<Cow<'a, CurrentCluster>, Error> {
     if cluster.nodes.iter().all(|node| node.node.capacity_units == 0) {
         return Err(Error::NoGpuMemory);
     }

@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Phase, Pod};
-use divvy_placement::{Ask, Ledger, NodeView};
-use divvy_policy::{Fleet, Limits, Policy};
+use divvy_placement::{Ask, Ledger, LedgerNode};
+use divvy_policy::{CacheLimits, Fleet, Policy};
 
 use super::{ClusterNode, ClusterPod, offered};
 
@@ -25,7 +25,7 @@ impl Placing {
         let full = nodes.keys().filter(|name| is_full(&ledger, name)).cloned();
         Placing {
             full: full.collect(),
-            fleet: Fleet::new(policy, Limits::default()),
+            fleet: Fleet::new(policy, CacheLimits::default()),
             nodes,
             ledger,
         }
@@ -63,7 +63,7 @@ impl Placing {
 }
 
 fn is_full(ledger: &Ledger, name: &str) -> bool {
-    let full = |view: NodeView<'_>| {
+    let full = |view: LedgerNode<'_>| {
         view.state()
             .is_some_and(|state| state.pods > 0 && view.requested().2 >= state.pods)
     };

@@ -8,9 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use divvy_policy::Policy;
-use divvy_simulator::{Choice, Completions, Order, Setting, Trace, inflate, turn_over};
+use divvy_simulator::{Completions, NodeChoice, Order, Setting, Trace, inflate, turn_over};
 
-use crate::lists::{List, choosy, large};
+use crate::lists::{RowList, choosy, large};
 
 fn directory() -> Option<PathBuf> {
     divvy_skip::directory("DIVVY_OPENB", "the openb traces")
@@ -212,7 +212,7 @@ fn harder_settings_cost_at_most_0_8_points() {
         (
             "lots among equals",
             Setting {
-                choice: Choice::Lot,
+                choice: NodeChoice::Lot,
                 ..plain
             },
             None,
@@ -220,7 +220,7 @@ fn harder_settings_cost_at_most_0_8_points() {
         (
             "scores from 0 to 10",
             Setting {
-                choice: Choice::Scores,
+                choice: NodeChoice::Scores,
                 ..plain
             },
             None,
@@ -248,7 +248,10 @@ fn choosy_and_large_pods_are_placed_better_than_by_fgd() {
             .into_owned()
     };
     let node_rows = unpacked("openb_node_list_gpu_node.csv.gz");
-    let (nodes, pods) = (List::read(&node_rows), List::read(&unpacked("openb_pod_list_default.csv.gz")));
+    let (nodes, pods) = (
+        RowList::read(&node_rows),
+        RowList::read(&unpacked("openb_pod_list_default.csv.gz")),
+    );
     for (what, list) in [
         ("choosy20", choosy(&nodes, &pods, 20)),
         ("choosy33", choosy(&nodes, &pods, 33)),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod};
 use divvy_policy::Policy;
-use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, what_if};
+use divvy_simulator::what_if::{ClusterNode, ClusterPod, CurrentCluster, SimulatedChange, WhatIfOutcome, asking, what_if};
 use divvy_testkit::nodes::{divvy_node, divvy_pod, edit_gpu, pending};
 use proptest::prelude::*;
 
@@ -56,8 +56,8 @@ fn on(node: &str, index: usize, pod: ClusterPod) -> ClusterPod {
     }
 }
 
-fn cluster(nodes: Vec<ClusterNode>, pods: Vec<ClusterPod>) -> Cluster {
-    Cluster {
+fn cluster(nodes: Vec<ClusterNode>, pods: Vec<ClusterPod>) -> CurrentCluster {
+    CurrentCluster {
         unit: MemoryUnit::GIB,
         nodes,
         pods,
@@ -65,12 +65,12 @@ fn cluster(nodes: Vec<ClusterNode>, pods: Vec<ClusterPod>) -> Cluster {
 }
 
 /// A cluster with two half-full GPUs, and a pod that requests a whole one.
-fn scattered() -> Cluster {
+fn scattered() -> CurrentCluster {
     let nodes = vec![node("n1", &[("T4", 16_384)]), node("n2", &[("T4", 16_384)])];
     cluster(nodes, vec![on("n1", 0, pod("a", 8)), on("n2", 0, pod("b", 8)), pod("c", 16)])
 }
 
-const AS_IT_IS: Change = Change {
+const AS_IT_IS: SimulatedChange = SimulatedChange {
     policy: Policy::BestFit,
     unit: None,
     add: None,
@@ -81,7 +81,7 @@ fn names(keys: &[divvy_model::PodKey]) -> Vec<&str> {
     keys.iter().map(|key| key.name.as_str()).collect()
 }
 
-fn fits(outcome: &Outcome) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
+fn fits(outcome: &WhatIfOutcome) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
     (
         names(&outcome.would_fit),
         names(&outcome.would_wait),
@@ -103,7 +103,7 @@ fn waiting_pods_fit_when_all_are_placed_anew() {
 /// Another node helps.
 #[test]
 fn staying_pods_leave_the_room_scattered() {
-    let keep = Change {
+    let keep = SimulatedChange {
         keep_bound: true,
         ..AS_IT_IS
     };
@@ -111,7 +111,7 @@ fn staying_pods_leave_the_room_scattered() {
     assert_eq!(fits(&outcome), (vec![], vec!["c"], vec![]));
     assert_eq!((outcome.replayed, outcome.moved), (1, 0));
     for like in [None, Some("n2".to_owned())] {
-        let more = Change {
+        let more = SimulatedChange {
             add: Some((1, like)),
             ..keep.clone()
         };
@@ -121,7 +121,7 @@ fn staying_pods_leave_the_room_scattered() {
     }
     let error = what_if(
         &scattered(),
-        &Change {
+        &SimulatedChange {
             add: Some((1, Some("n9".to_owned()))),
             ..AS_IT_IS
         },
@@ -137,7 +137,7 @@ fn other_units_round_requests_up_and_gpus_down() {
     let nodes = vec![node("n1", &[("T4", 16_300)])];
     let pods = || (0..4).map(|number| pod(&format!("p{number}"), 4)).collect();
     let with = |unit: Option<u64>| {
-        let change = Change {
+        let change = SimulatedChange {
             unit: unit.and_then(MemoryUnit::new),
             ..AS_IT_IS
         };
@@ -151,7 +151,7 @@ fn other_units_round_requests_up_and_gpus_down() {
     );
     let rounded = what_if(
         &cluster(nodes.clone(), vec![pod("a", 5), pod("b", 5)]),
-        &Change {
+        &SimulatedChange {
             unit: MemoryUnit::new(4096),
             ..AS_IT_IS
         },
@@ -263,7 +263,7 @@ proptest! {
         reversed.nodes.reverse();
         reversed.pods.reverse();
         for policy in Policy::ALL {
-            let change = Change { policy, unit: unit.and_then(MemoryUnit::new), add: None, keep_bound };
+            let change = SimulatedChange { policy, unit: unit.and_then(MemoryUnit::new), add: None, keep_bound };
             let outcome = what_if(&cluster, &change).expect("a cluster");
             prop_assert!(outcome.then.used <= outcome.then.memory);
             let (_, waiting) = asking(&cluster);

@@ -1,33 +1,38 @@
 //! What any values do to the table.
 
-use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Owner, Process, Reading, Smi, table};
+use divvy_smi::{
+    Ecc, Instances, MigEngines, ProcessPod, ProcessType, Reading, Smi, SmiComputeMode, SmiGpu, SmiMemory, SmiMigDevice,
+    SmiProcess, table,
+};
 use proptest::prelude::*;
 
 fn reading<T: std::fmt::Debug + Clone + 'static>(value: impl Strategy<Value = T> + 'static) -> impl Strategy<Value = Reading<T>> {
     prop_oneof![4 => value.prop_map(Reading::Value), 1 => Just(Reading::Absent), 1 => Just(Reading::Failed)]
 }
 
-fn memory() -> impl Strategy<Value = Reading<Memory>> {
-    reading((any::<u64>(), any::<u64>()).prop_map(|(used, total)| Memory { used, total }))
+fn memory() -> impl Strategy<Value = Reading<SmiMemory>> {
+    reading((any::<u64>(), any::<u64>()).prop_map(|(used, total)| SmiMemory { used, total }))
 }
 
-fn mig_device() -> impl Strategy<Value = MigDevice> {
+fn mig_device() -> impl Strategy<Value = SmiMigDevice> {
     let numbers = (any::<u32>(), any::<u32>(), any::<u32>());
     let values = (
         memory(),
         memory(),
         reading(any::<u32>()),
         reading(any::<u64>()),
-        reading(any::<[u32; 5]>().prop_map(|[copy, encoders, decoders, ofa, jpeg]| Engines {
-            copy,
-            encoders,
-            decoders,
-            ofa,
-            jpeg,
-        })),
+        reading(
+            any::<[u32; 5]>().prop_map(|[copy, encoders, decoders, ofa, jpeg]| MigEngines {
+                copy,
+                encoders,
+                decoders,
+                ofa,
+                jpeg,
+            }),
+        ),
     );
     (numbers, values).prop_map(
-        |((index, gi, ci), (memory, bar1, multiprocessors, uncorrected_ecc, engines))| MigDevice {
+        |((index, gi, ci), (memory, bar1, multiprocessors, uncorrected_ecc, engines))| SmiMigDevice {
             index,
             uuid: String::new(),
             gi,
@@ -41,10 +46,10 @@ fn mig_device() -> impl Strategy<Value = MigDevice> {
     )
 }
 
-fn gpu() -> impl Strategy<Value = Gpu> {
+fn gpu() -> impl Strategy<Value = SmiGpu> {
     let number = || reading(any::<u32>());
     let ecc = prop_oneof![Just(Ecc::Off), Just(Ecc::On), any::<u64>().prop_map(Ecc::Uncorrected)];
-    let mode = prop_oneof![Just(ComputeMode::Prohibited), Just(ComputeMode::ExclusiveThread)];
+    let mode = prop_oneof![Just(SmiComputeMode::Prohibited), Just(SmiComputeMode::ExclusiveThread)];
     let names = (
         any::<u32>(),
         reading(".*"),
@@ -64,7 +69,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         let (index, name, bus, persistence, display, ecc, no_handle) = names;
         let (fan, temperature, performance, power, power_limit, memory, utilization) = values;
         let (compute_mode, mig, mig_devices) = mig;
-        Gpu {
+        SmiGpu {
             index,
             uuid: String::new(),
             name,
@@ -88,11 +93,16 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     })
 }
 
-fn process() -> impl Strategy<Value = Process> {
-    let kind = prop_oneof![Just(Kind::Compute), Just(Kind::Graphics), Just(Kind::Both), Just(Kind::Mps)];
+fn process() -> impl Strategy<Value = SmiProcess> {
+    let kind = prop_oneof![
+        Just(ProcessType::Compute),
+        Just(ProcessType::Graphics),
+        Just(ProcessType::Both),
+        Just(ProcessType::Mps)
+    ];
     let text = || prop::option::of(".*");
     let owner = (".*", text(), text(), prop::collection::vec(".*", 0..3));
-    let owner = owner.prop_map(|(uid, namespace, name, containers)| Owner {
+    let owner = owner.prop_map(|(uid, namespace, name, containers)| ProcessPod {
         uid,
         namespace,
         name,
@@ -101,7 +111,7 @@ fn process() -> impl Strategy<Value = Process> {
     let instances = any::<(u32, u32)>().prop_map(|(gi, ci)| Instances { gi, ci });
     let numbers = (any::<u32>(), prop::option::of(instances), any::<u32>());
     let values = (kind, ".*", prop::option::of(any::<u64>()), prop::option::of(owner));
-    (numbers, values).prop_map(|((gpu, instances, pid), (kind, name, memory, pod))| Process {
+    (numbers, values).prop_map(|((gpu, instances, pid), (kind, name, memory, pod))| SmiProcess {
         gpu,
         instances,
         pid,
@@ -151,18 +161,18 @@ proptest! {
     }
 }
 
-fn owned(pid: u32, pod: Option<(&str, &str)>, containers: &[&str]) -> Process {
-    Process {
+fn owned(pid: u32, pod: Option<(&str, &str)>, containers: &[&str]) -> SmiProcess {
+    SmiProcess {
         pid,
         name: "python3".to_owned(),
         memory: Some(1),
-        pod: Some(Owner {
+        pod: Some(ProcessPod {
             uid: "0b1f6d3e-5a4c-4f52-9d4e-1c2b3a495867".to_owned(),
             namespace: pod.map(|(namespace, _)| namespace.to_owned()),
             name: pod.map(|(_, name)| name.to_owned()),
             containers: containers.iter().map(|name| (*name).to_owned()).collect(),
         }),
-        ..Process::default()
+        ..SmiProcess::default()
     }
 }
 
@@ -174,9 +184,9 @@ fn pods_are_listed_below_the_processes() {
         driver: driver.to_owned(),
         processes: vec![
             owned(985, Some(("research", "trainer-0")), &["main"]),
-            Process {
+            SmiProcess {
                 pid: 986,
-                ..Process::default()
+                ..SmiProcess::default()
             },
             owned(987, None, &[]),
             owned(988, Some(("team", &long)), &["a", "b"]),
@@ -216,7 +226,7 @@ fn pods_are_listed_below_the_processes() {
 #[test]
 fn without_processes_of_pods_there_is_no_list_of_pods() {
     let smi = Smi {
-        processes: vec![Process::default()],
+        processes: vec![SmiProcess::default()],
         ..Smi::default()
     };
     assert!(!table(&smi).contains("Pods:"));
@@ -224,10 +234,10 @@ fn without_processes_of_pods_there_is_no_list_of_pods() {
 
 #[test]
 fn in_json_what_was_not_read_is_null() {
-    let gpu = Gpu {
+    let gpu = SmiGpu {
         name: Reading::Value("NVIDIA T4".to_owned()),
         fan: Reading::Failed,
-        ..Gpu::default()
+        ..SmiGpu::default()
     };
     let value = serde_json::to_value(&gpu).expect("JSON");
     let fields = ["name", "fan", "ecc"].map(|field| value[field].clone());

@@ -3,7 +3,9 @@
 //! `tables/` has what nvidia-smi printed on their machines, found in public repositories. Some publications lack the time or the spaces at the end of
 //! lines; the comparison of those leaves both out.
 
-use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Process, Reading, Smi, table};
+use divvy_smi::{
+    Ecc, Instances, MigEngines, ProcessType, Reading, Smi, SmiComputeMode, SmiGpu, SmiMemory, SmiMigDevice, SmiProcess, table,
+};
 
 use Reading::{Absent, Failed, Value};
 
@@ -20,13 +22,13 @@ impl Published {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    fn with(mut self, processes: Vec<Process>) -> Published {
+    fn with(mut self, processes: Vec<SmiProcess>) -> Published {
         self.smi.processes = processes;
         self
     }
 }
 
-fn published(name: &'static str, time: &str, driver: &str, cuda: &str, gpus: Vec<Gpu>) -> Published {
+fn published(name: &'static str, time: &str, driver: &str, cuda: &str, gpus: Vec<SmiGpu>) -> Published {
     let smi = Smi {
         time: time.to_owned(),
         driver: driver.to_owned(),
@@ -45,8 +47,8 @@ fn gpu(
     persistence: bool,
     [celsius, state, watts, limit]: [u32; 4],
     [used, total]: [u64; 2],
-) -> Gpu {
-    Gpu {
+) -> SmiGpu {
+    SmiGpu {
         index,
         name: Value(name.to_owned()),
         persistence: Value(persistence),
@@ -58,17 +60,17 @@ fn gpu(
         performance: Value(state),
         power: Value(watts),
         power_limit: Value(limit),
-        memory: Value(Memory { used, total }),
+        memory: Value(SmiMemory { used, total }),
         utilization: Value(0),
-        compute_mode: Value(ComputeMode::Default),
+        compute_mode: Value(SmiComputeMode::Default),
         mig: Value(false),
-        ..Gpu::default()
+        ..SmiGpu::default()
     }
 }
 
 /// A GPU with MIG enabled.
-fn divided(gpu: Gpu, mig_devices: Vec<MigDevice>) -> Gpu {
-    Gpu {
+fn divided(gpu: SmiGpu, mig_devices: Vec<SmiMigDevice>) -> SmiGpu {
+    SmiGpu {
         ecc: Value(Ecc::On),
         utilization: Absent,
         mig: Value(true),
@@ -78,8 +80,8 @@ fn divided(gpu: Gpu, mig_devices: Vec<MigDevice>) -> Gpu {
 }
 
 /// A GPU without ECC, MIG, and so on, and with a fan.
-fn for_games(gpu: Gpu, fan: u32, utilization: u32) -> Gpu {
-    Gpu {
+fn for_games(gpu: SmiGpu, fan: u32, utilization: u32) -> SmiGpu {
+    SmiGpu {
         ecc: Absent,
         fan: Value(fan),
         utilization: Value(utilization),
@@ -88,39 +90,39 @@ fn for_games(gpu: Gpu, fan: u32, utilization: u32) -> Gpu {
     }
 }
 
-fn part(index: u32, gi: u32, memory: [u64; 2], bar1: [u64; 2], multiprocessors: u32, engines: [u32; 5]) -> MigDevice {
-    let memory_of = |[used, total]: [u64; 2]| Value(Memory { used, total });
-    MigDevice {
+fn part(index: u32, gi: u32, memory: [u64; 2], bar1: [u64; 2], multiprocessors: u32, engines: [u32; 5]) -> SmiMigDevice {
+    let memory_of = |[used, total]: [u64; 2]| Value(SmiMemory { used, total });
+    SmiMigDevice {
         index,
         gi,
         memory: memory_of(memory),
         bar1: memory_of(bar1),
         multiprocessors: Value(multiprocessors),
         uncorrected_ecc: Value(0),
-        engines: Value(Engines {
+        engines: Value(MigEngines {
             copy: engines[0],
             encoders: engines[1],
             decoders: engines[2],
             ofa: engines[3],
             jpeg: engines[4],
         }),
-        ..MigDevice::default()
+        ..SmiMigDevice::default()
     }
 }
 
-fn process(gpu: u32, pid: u32, kind: Kind, name: &str, mib: u64) -> Process {
-    Process {
+fn process(gpu: u32, pid: u32, kind: ProcessType, name: &str, mib: u64) -> SmiProcess {
+    SmiProcess {
         gpu,
         pid,
         kind,
         name: name.to_owned(),
         memory: Some(mib),
-        ..Process::default()
+        ..SmiProcess::default()
     }
 }
 
-fn on_part(gi: u32, process: Process) -> Process {
-    Process {
+fn on_part(gi: u32, process: SmiProcess) -> SmiProcess {
+    SmiProcess {
         instances: Some(Instances { gi, ci: 0 }),
         ..process
     }
@@ -166,7 +168,7 @@ fn exact() -> Vec<Published> {
         [5226, 6144],
     );
     let a30 = gpu(0, "NVIDIA A30", "00000000:0B:00.0", false, [48, 0, 33, 165], [0, 24576]);
-    let t4 = |bus: &str, persistence, celsius, watts, used| Gpu {
+    let t4 = |bus: &str, persistence, celsius, watts, used| SmiGpu {
         mig: Absent,
         ..gpu(0, "Tesla T4", bus, persistence, [celsius, 8, watts, 70], [used, 15360])
     };
@@ -182,7 +184,7 @@ fn exact() -> Vec<Published> {
             [0, 81920],
         )
     };
-    let failed = |index, bus: &str, celsius| Gpu {
+    let failed = |index, bus: &str, celsius| SmiGpu {
         display: Absent,
         ecc: Absent,
         fan: Failed,
@@ -192,7 +194,7 @@ fn exact() -> Vec<Published> {
         mig: Failed,
         ..a100_80(index, bus, celsius, 0)
     };
-    let blackwell = |index, bus: &str, fan, utilization, values, memory| Gpu {
+    let blackwell = |index, bus: &str, fan, utilization, values, memory| SmiGpu {
         ecc: Value(Ecc::Off),
         ..for_games(
             games(
@@ -206,7 +208,7 @@ fn exact() -> Vec<Published> {
             utilization,
         )
     };
-    let (c, g) = (Kind::Compute, Kind::Graphics);
+    let (c, g) = (ProcessType::Compute, ProcessType::Graphics);
     vec![
         published("470", "Fri Mar 11 12:53:49 2022", "470.82.01", "", vec![a100]),
         published("470-processes", "Wed Dec  1 18:33:54 2021", "470.82.00", "11.4", vec![x]).with(vec![
@@ -282,11 +284,11 @@ fn exact() -> Vec<Published> {
             "13.3",
             vec![
                 blackwell(0, "00000000:16:00.0", 58, 100, [87, 1, 299, 300], [88450, 97887]),
-                Gpu {
+                SmiGpu {
                     index: 1,
                     bus: "00000000:34:00.0".to_owned(),
                     no_handle: Some("Unknown Error".to_owned()),
-                    ..Gpu::default()
+                    ..SmiGpu::default()
                 },
                 blackwell(2, "00000000:AC:00.0", 63, 100, [86, 1, 298, 300], [88450, 97887]),
                 blackwell(3, "00000000:CA:00.0", 30, 0, [33, 8, 6, 300], [10, 97887]),
@@ -349,7 +351,7 @@ fn trimmed() -> Vec<Published> {
     let mut h200 = gpu(0, "NVIDIA H200", "00000000:2A:00.0", false, [30, 0, 76, 700], [0, 0]);
     h200.memory = Absent;
     let quarter = |index, gi, used, bar1| part(index, gi, [used, 9984], [bar1, 16383], 28, [2, 0, 1, 0, 0]);
-    let c = Kind::Compute;
+    let c = ProcessType::Compute;
     let jacobi = |gpu| process(gpu, 3_658_480 + gpu, c, "/scratch/try2/h100/mpi/openacc/cray/./jacobi", 522);
     vec![
         published(

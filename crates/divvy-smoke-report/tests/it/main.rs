@@ -4,10 +4,10 @@ mod cut;
 mod read;
 mod text;
 
-use divvy_smoke_report::{Gpu, Id, Report, Step};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, TestedGpu};
 
-fn gpu() -> Gpu {
-    Gpu {
+fn gpu() -> TestedGpu {
+    TestedGpu {
         uuid: "GPU-00000000-0000-4000-8000-000000000000".to_owned(),
         name: "NVIDIA H100 80GB HBM3".to_owned(),
         cc: "9.0".to_owned(),
@@ -17,18 +17,18 @@ fn gpu() -> Gpu {
     }
 }
 
-fn passed() -> Step {
-    Step {
+fn passed() -> SmokeStep {
+    SmokeStep {
         ms: 12,
-        ..Step::pass(Id::S02, "50000 elements", 200_000)
+        ..SmokeStep::pass(StepId::S02, "50000 elements", 200_000)
     }
 }
 
-fn failed() -> Step {
-    Step {
+fn failed() -> SmokeStep {
+    SmokeStep {
         gpu_at_fault: true,
-        ..Step::fail(
-            Id::S03,
+        ..SmokeStep::fail(
+            StepId::S03,
             "1 of 67108864 words is wrong, the first at byte 4096",
             "programs on this GPU compute wrong results",
             "drain the node",
@@ -36,6 +36,6 @@ fn failed() -> Step {
     }
 }
 
-fn report(steps: Vec<Step>) -> Report {
-    Report::new(Some(gpu()), steps)
+fn report(steps: Vec<SmokeStep>) -> SmokeReport {
+    SmokeReport::new(Some(gpu()), steps)
 }

@@ -1,15 +1,15 @@
 //! Tests of reading what a tenant may have written.
 
-use divvy_smoke_report::{Error, Id, MOST_BYTES, MOST_TEXT, Outcome, Report, Step};
+use divvy_smoke_report::{MOST_BYTES, MOST_TEXT, ReportError, SmokeOutcome, SmokeReport, SmokeStep, StepId};
 use proptest::prelude::*;
 
 use crate::{failed, passed, report};
 
 #[test]
 fn a_report_is_read_as_it_was_written() {
-    let mut written = report(vec![passed(), failed(), Step::skip(Id::S05, "no")]);
+    let mut written = report(vec![passed(), failed(), SmokeStep::skip(StepId::S05, "no")]);
     written.node = Some("gpu-node-1".to_owned());
-    assert_eq!(Report::read(&written.json()), Ok(written));
+    assert_eq!(SmokeReport::read(&written.json()), Ok(written));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn a_report_that_is_not_one_of_this_version_is_refused() {
         ),
     ];
     for (text, part) in table {
-        let error = Report::read(&text).expect_err(part).to_string();
+        let error = SmokeReport::read(&text).expect_err(part).to_string();
         assert!(error.contains(part), "{error}");
     }
 }
@@ -65,12 +65,12 @@ fn a_report_that_is_not_one_of_this_version_is_refused() {
 fn steps_that_were_left_out_cannot_improve_the_result() {
     let mut cut = report(vec![failed()]);
     cut.cut = 1;
-    cut.result = Outcome::Pass;
-    let expected = Error::Contradiction {
-        said: Outcome::Pass,
-        steps: Outcome::Fail,
+    cut.result = SmokeOutcome::Pass;
+    let expected = ReportError::Contradiction {
+        said: SmokeOutcome::Pass,
+        steps: SmokeOutcome::Fail,
     };
-    assert_eq!(Report::read(&cut.json()), Err(expected));
+    assert_eq!(SmokeReport::read(&cut.json()), Err(expected));
 }
 
 proptest! {
@@ -79,8 +79,8 @@ proptest! {
         let mut text = report(vec![passed(), failed()]).json().into_bytes();
         let at = at % text.len();
         text[at] = byte;
-        if let Ok(read) = Report::read(&String::from_utf8(text).expect("ASCII")) {
-            prop_assert_eq!(read.result, Outcome::Fail);
+        if let Ok(read) = SmokeReport::read(&String::from_utf8(text).expect("ASCII")) {
+            prop_assert_eq!(read.result, SmokeOutcome::Fail);
         }
     }
 }

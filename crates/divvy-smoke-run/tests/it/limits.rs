@@ -30,7 +30,7 @@ fn nodes_are_tried_eight_pods_at_a_time() {
 #[test]
 fn with_many_pods_at_a_time_the_calls_are_the_limit() {
     let planned = planned(800);
-    let limits = divvy_smoke_run::Limits { parallel: 800, ..LIMITS };
+    let limits = divvy_smoke_run::RunLimits { parallel: 800, ..LIMITS };
     let history = World::default().play(&planned, limits);
     assert_eq!(history.calls_in_a_second(), LIMITS.calls);
     let at_least = (2 * 800 / LIMITS.calls as u64 - 1) * 1000;
@@ -62,7 +62,7 @@ proptest! {
         stop_at in proptest::option::of(0..40_000u64), parallel in 1..12usize,
     ) {
         let world = World { refused, unclear, unscheduled, endless, undeletable, stop_at, ..World::default() };
-        let limits = divvy_smoke_run::Limits { parallel, ..LIMITS };
+        let limits = divvy_smoke_run::RunLimits { parallel, ..LIMITS };
         let history = world.play(&planned(40), limits);
         prop_assert_eq!(history.words().len(), 40);
         prop_assert!(history.left.is_subset(&world.undeletable), "{:?}", history.left);
@@ -86,7 +86,7 @@ proptest! {
         let planned = planned_with(40, &out);
         let results: BTreeMap<_, _> = wrong_ones.iter().map(|number| (*number, wrong(&planned[*number].target.uuid))).collect();
         let world = World { refused, unclear, unscheduled, endless, unmarkable, stop_at, results, ..World::default() };
-        let limits = divvy_smoke_run::Limits { report: true, ..LIMITS };
+        let limits = divvy_smoke_run::RunLimits { report: true, ..LIMITS };
         let history = world.play(&planned, limits);
         prop_assert!(history.left.is_empty());
         prop_assert!(history.calls_in_a_second() <= limits.calls);

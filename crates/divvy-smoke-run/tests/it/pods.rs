@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_smoke_run::{Ask, Mark, Seen, Settings};
+use divvy_smoke_run::{Mark, TestAsk, TestPodSettings, TestPodState};
 use serde_json::{Value, json};
 
 use crate::world::{planned, planned_with};
 
-fn settings() -> Settings {
-    Settings {
+fn settings() -> TestPodSettings {
+    TestPodSettings {
         run: divvy_model::TestRun::of(0x0123_abcd),
         namespace: "divvy-smoke".to_owned(),
         image: "divvy.dev/divvy:0.1.0".to_owned(),
@@ -23,10 +23,10 @@ fn settings() -> Settings {
 
 #[test]
 fn the_manifest_has_what_pod_security_demands() {
-    let pod = settings().pod(3, &planned(1)[0].target, Ask::Units(2));
+    let pod = settings().pod(3, &planned(1)[0].target, TestAsk::Units(2));
     insta::assert_snapshot!(serde_json::to_string_pretty(&pod).expect("JSON"));
     assert_eq!(pod["metadata"]["annotations"], json!({"divvy.dev/gpu-uuid": "GPU-0"}));
-    let again = settings().pod(3, &planned_with(1, &[0].into())[0].target, Ask::Units(2));
+    let again = settings().pod(3, &planned_with(1, &[0].into())[0].target, TestAsk::Units(2));
     assert_eq!(
         again["metadata"]["annotations"],
         json!({"divvy.dev/gpu-uuid": "GPU-0", "divvy.dev/gpu-test": "0123abcd"})
@@ -37,14 +37,14 @@ fn the_manifest_has_what_pod_security_demands() {
         json!({"under-test.divvy.dev/GPU-0": "0123abcd"}),
         "the GPU is open to this pod"
     );
-    let with_class = Settings {
+    let with_class = TestPodSettings {
         priority_class: Some("divvy-smoke".to_owned()),
         ..settings()
     };
-    let pod = with_class.pod(3, &planned(1)[0].target, Ask::Units(2));
+    let pod = with_class.pod(3, &planned(1)[0].target, TestAsk::Units(2));
     assert_eq!(pod["spec"]["priorityClassName"], "divvy-smoke");
     let kind = divvy_model::WholeKind::of_resource("nvidia.com/mig-1g.10gb").expect("a kind");
-    let whole = settings().pod(0, &planned(1)[0].target, Ask::Whole(kind));
+    let whole = settings().pod(0, &planned(1)[0].target, TestAsk::Whole(kind));
     assert_eq!(
         whole["spec"]["containers"][0]["resources"]["limits"],
         json!({"nvidia.com/mig-1g.10gb": "1"})
@@ -53,12 +53,12 @@ fn the_manifest_has_what_pod_security_demands() {
 
 #[test]
 fn a_foreign_image_gets_the_program_from_divvys_image() {
-    let settings = Settings {
+    let settings = TestPodSettings {
         image: "registry.example/training:7".to_owned(),
         program_image: Some("divvy.dev/divvy:0.1.0".to_owned()),
         ..settings()
     };
-    let pod = settings.pod(0, &planned(1)[0].target, Ask::Units(1));
+    let pod = settings.pod(0, &planned(1)[0].target, TestAsk::Units(1));
     let parts = ["initContainers", "containers", "volumes"].map(|part| (part, &pod["spec"][part]));
     insta::assert_snapshot!(serde_json::to_string_pretty(&BTreeMap::from(parts)).expect("JSON"));
 }
@@ -85,42 +85,46 @@ fn an_object_says_how_far_the_test_is() {
     let waits = |reason: &str| container(json!({"waiting": {"reason": reason, "message": "no such host"}}));
     let over = |exit: i64, reason: &str| container(json!({"terminated": {"exitCode": exit, "reason": reason, "message": "{}"}}));
     let table = [
-        (json!({}), Value::Null, Seen::Unscheduled(None)),
+        (json!({}), Value::Null, TestPodState::Unscheduled(None)),
         (
             json!({}),
             json!({"conditions": unscheduled}),
-            Seen::Unscheduled(Some("0/2 nodes".to_owned())),
+            TestPodState::Unscheduled(Some("0/2 nodes".to_owned())),
         ),
-        (json!({"nodeName": "n1"}), json!({"phase": "Pending"}), Seen::Starting(None)),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"phase": "Pending"}),
+            TestPodState::Starting(None),
+        ),
         (
             json!({"nodeName": "n1"}),
             json!({"containerStatuses": waits("ContainerCreating")}),
-            Seen::Starting(None),
+            TestPodState::Starting(None),
         ),
         (
             json!({"nodeName": "n1"}),
             json!({"containerStatuses": waits("ErrImagePull")}),
-            Seen::Starting(Some("ErrImagePull: no such host".to_owned())),
+            TestPodState::Starting(Some("ErrImagePull: no such host".to_owned())),
         ),
         (
             json!({"nodeName": "n1"}),
             json!({"containerStatuses": container(json!({"running": {}}))}),
-            Seen::Running,
+            TestPodState::Running,
         ),
         (
             json!({"nodeName": "n1"}),
             json!({"initContainerStatuses": waits("ErrImagePull"), "containerStatuses": waits("PodInitializing")}),
-            Seen::Starting(Some("ErrImagePull: no such host".to_owned())),
+            TestPodState::Starting(Some("ErrImagePull: no such host".to_owned())),
         ),
         (
             json!({"nodeName": "n1"}),
             json!({"initContainerStatuses": over(0, "Completed"), "containerStatuses": waits("ErrImagePull")}),
-            Seen::Starting(Some("ErrImagePull: no such host".to_owned())),
+            TestPodState::Starting(Some("ErrImagePull: no such host".to_owned())),
         ),
         (
             json!({"nodeName": "n1"}),
             json!({"phase": "Failed", "initContainerStatuses": over(1, "Error"), "containerStatuses": waits("PodInitializing")}),
-            Seen::Ended {
+            TestPodState::Ended {
                 status: None,
                 reason: Some("the program could not be copied from Divvy's image: Error: {}".to_owned()),
                 message: None,
@@ -129,7 +133,7 @@ fn an_object_says_how_far_the_test_is() {
         (
             json!({"nodeName": "n1"}),
             json!({"phase": "Running", "containerStatuses": over(2, "Error")}),
-            Seen::Ended {
+            TestPodState::Ended {
                 status: Some(2),
                 reason: None,
                 message: Some("{}".to_owned()),
@@ -138,7 +142,7 @@ fn an_object_says_how_far_the_test_is() {
         (
             json!({"nodeName": "n1"}),
             json!({"phase": "Failed", "containerStatuses": over(137, "OOMKilled")}),
-            Seen::Ended {
+            TestPodState::Ended {
                 status: Some(137),
                 reason: Some("OOMKilled".to_owned()),
                 message: Some("{}".to_owned()),
@@ -147,7 +151,7 @@ fn an_object_says_how_far_the_test_is() {
         (
             json!({"nodeName": "n1"}),
             json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active too long"}),
-            Seen::Ended {
+            TestPodState::Ended {
                 status: None,
                 reason: Some("DeadlineExceeded: Pod was active too long".to_owned()),
                 message: None,
@@ -155,6 +159,6 @@ fn an_object_says_how_far_the_test_is() {
         ),
     ];
     for (spec, status, expected) in table {
-        assert_eq!(Seen::of(&json!({"spec": spec, "status": status})), expected);
+        assert_eq!(TestPodState::of(&json!({"spec": spec, "status": status})), expected);
     }
 }

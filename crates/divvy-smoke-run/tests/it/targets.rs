@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use divvy_model::out_of_service::{GpusOutOfService, out_of_service_key};
 use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Partition, Vendor, WholeKind};
 use divvy_placement::Ledger;
-use divvy_smoke_run::{Ask, Choice, Error, Planned, Verdict, plan};
+use divvy_smoke_run::{GpuVerdict, Planned, TargetChoice, TargetError, TestAsk, plan};
 use divvy_testkit::nodes::{self, divvy_node};
-use divvy_why::{Site, Snapshot, Tenants};
+use divvy_why::{ClusterSnapshot, NodeSite, Tenants};
 
 fn gpu(index: u32) -> Gpu {
     Gpu {
@@ -28,48 +28,48 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
     node
 }
 
-fn snapshot(nodes: &[Node], change: impl Fn(&mut Site)) -> Snapshot {
+fn snapshot(nodes: &[Node], change: impl Fn(&mut NodeSite)) -> ClusterSnapshot {
     snapshot_in(MemoryUnit::GIB, nodes, change)
 }
 
 /// The same in a cluster with this unit.
-fn snapshot_in(unit: MemoryUnit, nodes: &[Node], change: impl Fn(&mut Site)) -> Snapshot {
+fn snapshot_in(unit: MemoryUnit, nodes: &[Node], change: impl Fn(&mut NodeSite)) -> ClusterSnapshot {
     let mut ledger = Ledger::new(unit);
     ledger.replace_nodes(nodes);
     let site = |node: &Node| {
-        let mut site = Site {
+        let mut site = NodeSite {
             name: node.name.clone(),
             ready: true,
             has_inventory: node.inventory.is_some(),
             labels: [("kubernetes.io/hostname".to_owned(), format!("host-{}", node.name))].into(),
-            ..Site::default()
+            ..NodeSite::default()
         };
         change(&mut site);
         site
     };
-    Snapshot::new(ledger, nodes.iter().map(site).collect(), Tenants::default())
+    ClusterSnapshot::new(ledger, nodes.iter().map(site).collect(), Tenants::default())
 }
 
 fn shown(planned: &[Planned]) -> Vec<String> {
     let one = |one: &Planned| {
         let what = match &one.ask {
-            Ok(Ask::Units(units)) => format!("{units} units"),
-            Ok(Ask::Whole(kind)) => kind.resource().into_owned(),
-            Err(Verdict::Skipped(reason)) => format!("SKIP {reason}"),
-            Err(Verdict::Broken { found, .. }) => format!("FAIL {found}"),
-            Err(Verdict::Untried { reason, .. }) => format!("ERROR {reason}"),
-            Err(Verdict::Tested(_)) => "a report".to_owned(),
+            Ok(TestAsk::Units(units)) => format!("{units} units"),
+            Ok(TestAsk::Whole(kind)) => kind.resource().into_owned(),
+            Err(GpuVerdict::Skipped(reason)) => format!("SKIP {reason}"),
+            Err(GpuVerdict::Broken { found, .. }) => format!("FAIL {found}"),
+            Err(GpuVerdict::Untried { reason, .. }) => format!("ERROR {reason}"),
+            Err(GpuVerdict::Tested(_)) => "a report".to_owned(),
         };
         format!("{}: {what}", one.target)
     };
     planned.iter().map(one).collect()
 }
 
-fn choice(nodes: &[&str], gpu: Option<&str>) -> Choice {
-    Choice {
+fn choice(nodes: &[&str], gpu: Option<&str>) -> TargetChoice {
+    TargetChoice {
         nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
         gpu: gpu.map(str::to_owned),
-        ..Choice::default()
+        ..TargetChoice::default()
     }
 }
 
@@ -91,17 +91,17 @@ fn each_gpu_is_tried_or_there_is_a_reason() {
     let nodes = [node("n1", vec![gpu(0), broken, full, whole])];
     let snapshot = snapshot(&nodes, |_| {});
     let with = |share: Option<u64>, whole: bool| {
-        let choice = Choice {
+        let choice = TargetChoice {
             share,
             whole,
-            ..Choice::default()
+            ..TargetChoice::default()
         };
         shown(&plan(&snapshot, &choice).expect("a plan")).join("\n")
     };
     insta::assert_snapshot!(with(None, false));
     insta::assert_snapshot!(with(Some(17), false));
     insta::assert_snapshot!(with(None, true));
-    let first = &plan(&snapshot, &Choice::default()).expect("a plan")[0].target;
+    let first = &plan(&snapshot, &TargetChoice::default()).expect("a plan")[0].target;
     assert_eq!(first.hostname, "host-n1");
 }
 
@@ -123,9 +123,9 @@ fn only_report_retries_a_gpu_out_of_service() {
     )];
     let snapshot = snapshot(&nodes, |_| {});
     let with = |report: bool| {
-        let choice = Choice {
+        let choice = TargetChoice {
             report,
-            ..Choice::default()
+            ..TargetChoice::default()
         };
         let planned = plan(&snapshot, &choice).expect("a plan");
         let before = planned.iter().map(|one| one.target.failed_before.clone());
@@ -156,9 +156,9 @@ fn a_part_of_a_gpu_that_is_out_of_service_is_not_tried_again() {
     };
     let snapshot = snapshot(&[node("n1", vec![part])], |_| {});
     for report in [false, true] {
-        let choice = Choice {
+        let choice = TargetChoice {
             report,
-            ..Choice::default()
+            ..TargetChoice::default()
         };
         let planned = plan(&snapshot, &choice).expect("a plan");
         assert_eq!(
@@ -215,7 +215,7 @@ fn a_mig_device_is_tried_with_its_resource() {
     let snapshot = snapshot(&[node], |_| {});
     let skipped = format!("n1 GPU 1 (GPU-11aa): SKIP the GPU is in MIG mode, and none of its MIG devices is offered: {reason}");
     let failed = "n1 GPU 104 (MIG-104): FAIL Divvy's agent does not offer the GPU: XID 94";
-    let check = |choice: &Choice, expected: [&str; 4]| {
+    let check = |choice: &TargetChoice, expected: [&str; 4]| {
         let planned = shown(&plan(&snapshot, choice).expect("a plan"));
         assert_eq!(planned.len(), 6);
         assert_eq!((planned[0].as_str(), planned[5].as_str()), (skipped.as_str(), failed));
@@ -224,17 +224,17 @@ fn a_mig_device_is_tried_with_its_resource() {
         }
     };
     check(
-        &Choice::default(),
+        &TargetChoice::default(),
         ["nvidia.com/mig-3g.20gb", "nvidia.com/gpu", "1 units", "1 units"],
     );
-    let share = Choice {
+    let share = TargetChoice {
         share: Some(2),
-        ..Choice::default()
+        ..TargetChoice::default()
     };
     check(&share, ["2 units"; 4]);
-    let whole = Choice {
+    let whole = TargetChoice {
         whole: true,
-        ..Choice::default()
+        ..TargetChoice::default()
     };
     check(
         &whole,
@@ -257,8 +257,8 @@ fn a_test_requests_as_many_units_as_make_a_gibibyte() {
         if let Some(Ok(inventory)) = &mut node.inventory {
             inventory.unit = unit;
         }
-        let planned = plan(&snapshot_in(unit, &[node], |_| {}), &Choice::default()).expect("a plan");
-        assert_eq!(planned[0].ask, Ok(Ask::Units(units)), "{unit}");
+        let planned = plan(&snapshot_in(unit, &[node], |_| {}), &TargetChoice::default()).expect("a plan");
+        assert_eq!(planned[0].ask, Ok(TestAsk::Units(units)), "{unit}");
     }
 }
 
@@ -267,7 +267,7 @@ fn a_node_that_takes_no_pods_is_skipped_with_the_reason() {
     let nodes = [node("n1", vec![gpu(0)])];
     for (change, reason) in [
         (
-            (|site: &mut Site| site.cordoned = true) as fn(&mut Site),
+            (|site: &mut NodeSite| site.cordoned = true) as fn(&mut NodeSite),
             "SKIP the node is cordoned; kubectl uncordon n1",
         ),
         (
@@ -275,7 +275,7 @@ fn a_node_that_takes_no_pods_is_skipped_with_the_reason() {
             "SKIP the node is not ready; kubectl describe node n1 says why",
         ),
     ] {
-        let planned = plan(&snapshot(&nodes, change), &Choice::default()).expect("a plan");
+        let planned = plan(&snapshot(&nodes, change), &TargetChoice::default()).expect("a plan");
         assert_eq!(shown(&planned), [format!("n1 GPU 0 (GPU-00aa): {reason}")]);
     }
 }
@@ -290,7 +290,7 @@ fn an_inventory_that_cannot_be_used_is_an_error_of_its_node() {
     let mut other = node("n2", Vec::new());
     (other.capacity_units, other.allocatable_units) = (16, 16);
     other.inventory = Some(Err(Inventory::parse("{").expect_err("not an inventory")));
-    let planned = plan(&snapshot(&[one, other], |_| {}), &Choice::default()).expect("a plan");
+    let planned = plan(&snapshot(&[one, other], |_| {}), &TargetChoice::default()).expect("a plan");
     let shown = shown(&planned);
     assert!(
         shown[0].starts_with("n1 GPU 0 (GPU-00aa): ERROR node n1 is not offered: its agent or its kubelet is starting"),
@@ -342,7 +342,7 @@ fn a_wrong_choice_is_refused_with_what_there_is() {
         plain,
     ];
     let all = snapshot(&nodes, |_| {});
-    let error = |snapshot: &Snapshot, choice: &Choice| plan(snapshot, choice).expect_err("an error").to_string();
+    let error = |snapshot: &ClusterSnapshot, choice: &TargetChoice| plan(snapshot, choice).expect_err("an error").to_string();
     let texts = [
         error(&all, &choice(&["n9"], None)),
         error(&all, &choice(&["n3"], None)),
@@ -350,8 +350,11 @@ fn a_wrong_choice_is_refused_with_what_there_is() {
         error(&all, &choice(&[], Some("GPU-9"))),
         error(&all, &choice(&[], Some(""))),
         error(&all, &choice(&[], Some("GPU-11"))),
-        error(&snapshot(&nodes[2..], |_| {}), &Choice::default()),
+        error(&snapshot(&nodes[2..], |_| {}), &TargetChoice::default()),
     ];
     insta::assert_snapshot!(texts.join("\n"));
-    assert_eq!(plan(&snapshot(&[], |_| {}), &Choice::default()), Err(Error::Nothing));
+    assert_eq!(
+        plan(&snapshot(&[], |_| {}), &TargetChoice::default()),
+        Err(TargetError::Nothing)
+    );
 }

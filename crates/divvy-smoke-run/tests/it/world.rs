@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-use divvy_smoke_report::{Gpu, Id, Report, Step};
-use divvy_smoke_run::{Action, Ask, Event, Limits, Mark, Planned, Run, Seen, Target};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, TestedGpu};
+use divvy_smoke_run::{Mark, Planned, RunEvent, RunLimits, SmokeAction, SmokeRun, TestAsk, TestPodState, TestTarget};
 
-pub(crate) const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: RunLimits = RunLimits {
     parallel: 8,
     calls: 16,
     calls_to_explain: 10,
@@ -19,7 +19,7 @@ pub(crate) const LIMITS: Limits = Limits {
 /// A plan with this many GPUs, 8 on each node.
 pub(crate) fn planned(gpus: usize) -> Vec<Planned> {
     let one = |number: usize| Planned {
-        target: Target {
+        target: TestTarget {
             node: format!("n{}", number / 8),
             hostname: format!("host-{}", number / 8),
             index: u32::try_from(number % 8).ok(),
@@ -27,38 +27,38 @@ pub(crate) fn planned(gpus: usize) -> Vec<Planned> {
             model: "NVIDIA H100".to_owned(),
             failed_before: None,
         },
-        ask: Ok(Ask::Units(1)),
+        ask: Ok(TestAsk::Units(1)),
     };
     (0..gpus).map(one).collect()
 }
 
 /// A report about a GPU.
-pub(crate) fn report(uuid: &str, steps: Vec<Step>) -> Report {
-    let gpu = Gpu {
+pub(crate) fn report(uuid: &str, steps: Vec<SmokeStep>) -> SmokeReport {
+    let gpu = TestedGpu {
         uuid: uuid.to_owned(),
         name: "NVIDIA H100".to_owned(),
-        ..Gpu::default()
+        ..TestedGpu::default()
     };
-    Report::new(Some(gpu), steps)
+    SmokeReport::new(Some(gpu), steps)
 }
 
 /// What a pod looks like when its container has reported.
-pub(crate) fn ended(report: &Report) -> Seen {
-    Seen::Ended {
+pub(crate) fn ended(report: &SmokeReport) -> TestPodState {
+    TestPodState::Ended {
         status: Some(i64::from(report.result.exit_status())),
         reason: None,
         message: Some(report.json()),
     }
 }
 
-pub(crate) fn passed(uuid: &str) -> Seen {
-    let steps = [Id::S02, Id::S03, Id::S04].map(|id| Step::pass(id, "as it should be", 200_000));
+pub(crate) fn passed(uuid: &str) -> TestPodState {
+    let steps = [StepId::S02, StepId::S03, StepId::S04].map(|id| SmokeStep::pass(id, "as it should be", 200_000));
     ended(&report(uuid, steps.to_vec()))
 }
 
 /// What a pod looks like whose GPU computes wrongly.
-pub(crate) fn wrong(uuid: &str) -> Seen {
-    let mut step = Step::fail(Id::S03, "1 of 8 words is wrong", "results are wrong", "drain the GPU");
+pub(crate) fn wrong(uuid: &str) -> TestPodState {
+    let mut step = SmokeStep::fail(StepId::S03, "1 of 8 words is wrong", "results are wrong", "drain the GPU");
     step.gpu_at_fault = true;
     ended(&report(uuid, vec![step]))
 }
@@ -90,12 +90,12 @@ pub(crate) struct World {
     /// When the user presses Ctrl-C.
     pub(crate) stop_at: Option<u64>,
     /// The results of pods.
-    pub(crate) results: BTreeMap<usize, Seen>,
+    pub(crate) results: BTreeMap<usize, TestPodState>,
 }
 
 /// What happened.
 pub(crate) struct History {
-    pub(crate) run: Run,
+    pub(crate) run: SmokeRun,
     /// The times of all requests, in milliseconds.
     pub(crate) calls: Vec<u64>,
     /// The largest number of pods that existed at a time.
@@ -109,23 +109,23 @@ pub(crate) struct History {
 
 impl World {
     /// Play a run to its end.
-    pub(crate) fn play(&self, planned: &[Planned], limits: Limits) -> History {
-        let mut run = Run::new(planned, limits);
+    pub(crate) fn play(&self, planned: &[Planned], limits: RunLimits) -> History {
+        let mut run = SmokeRun::new(planned, limits);
         let mut queue: BinaryHeap<Reverse<(u64, u64)>> = BinaryHeap::new();
-        let mut events: BTreeMap<u64, Event> = BTreeMap::new();
+        let mut events: BTreeMap<u64, RunEvent> = BTreeMap::new();
         let mut serial = 0;
         let (mut calls, mut most_pods, mut pods) = (Vec::new(), 0, BTreeSet::new());
         let mut marks = BTreeMap::new();
         let mut now = 0;
         let mut later =
-            |queue: &mut BinaryHeap<Reverse<(u64, u64)>>, events: &mut BTreeMap<u64, Event>, at: u64, event: Event| {
+            |queue: &mut BinaryHeap<Reverse<(u64, u64)>>, events: &mut BTreeMap<u64, RunEvent>, at: u64, event: RunEvent| {
                 serial += 1;
                 queue.push(Reverse((at, serial)));
                 events.insert(serial, event);
             };
-        later(&mut queue, &mut events, 0, Event::Time);
+        later(&mut queue, &mut events, 0, RunEvent::Time);
         if let Some(at) = self.stop_at {
-            later(&mut queue, &mut events, at, Event::Stop);
+            later(&mut queue, &mut events, at, RunEvent::Stop);
         }
         while !run.is_over() {
             let event = match (queue.peek().copied(), run.next_ms()) {
@@ -137,14 +137,14 @@ impl World {
                 (_, Some(due)) => {
                     assert!(due > now, "the run waits for {due}, and it is {now}");
                     now = due;
-                    Event::Time
+                    RunEvent::Time
                 }
                 (None, None) => panic!("nothing happens, and the run is not over: {:?}", run.progress()),
                 (Some(_), None) => unreachable!(),
             };
             for action in run.step(now, event) {
                 match action {
-                    Action::Create(number) => {
+                    SmokeAction::Create(number) => {
                         calls.push(now);
                         let is_out = planned[number].target.failed_before.is_some();
                         if is_out {
@@ -159,7 +159,7 @@ impl World {
                                 &mut queue,
                                 &mut events,
                                 now + 5,
-                                Event::Refused {
+                                RunEvent::Refused {
                                     number,
                                     why: "quota".to_owned(),
                                     tried: None,
@@ -170,53 +170,58 @@ impl World {
                         pods.insert(number);
                         most_pods = most_pods.max(pods.len());
                         let answer = if self.unclear.contains(&number) {
-                            Event::Unclear(number, "timeout".to_owned())
+                            RunEvent::Unclear(number, "timeout".to_owned())
                         } else {
-                            Event::Created(number)
+                            RunEvent::Created(number)
                         };
                         later(&mut queue, &mut events, now + 5, answer);
                         let uuid = &planned[number].target.uuid;
                         if self.unscheduled.contains(&number) {
-                            let said = Seen::Unscheduled(Some("0/4 nodes".to_owned()));
-                            later(&mut queue, &mut events, now + 50, Event::Seen(number, said));
+                            let said = TestPodState::Unscheduled(Some("0/4 nodes".to_owned()));
+                            later(&mut queue, &mut events, now + 50, RunEvent::Seen(number, said));
                             continue;
                         }
-                        later(&mut queue, &mut events, now + 300, Event::Seen(number, Seen::Running));
+                        later(
+                            &mut queue,
+                            &mut events,
+                            now + 300,
+                            RunEvent::Seen(number, TestPodState::Running),
+                        );
                         if !self.endless.contains(&number) {
                             let seen = self.results.get(&number).cloned().unwrap_or_else(|| passed(uuid));
-                            later(&mut queue, &mut events, now + 3000, Event::Seen(number, seen));
+                            later(&mut queue, &mut events, now + 3000, RunEvent::Seen(number, seen));
                         }
                     }
-                    Action::Delete(number) => {
+                    SmokeAction::Delete(number) => {
                         calls.push(now);
                         if self.undeletable.contains(&number) {
                             later(
                                 &mut queue,
                                 &mut events,
                                 now + 5,
-                                Event::Undeletable(number, "forbidden".to_owned()),
+                                RunEvent::Undeletable(number, "forbidden".to_owned()),
                             )
                         } else {
                             pods.remove(&number);
-                            later(&mut queue, &mut events, now + 5, Event::Deleted(number));
-                            later(&mut queue, &mut events, now + 6, Event::Gone(number));
+                            later(&mut queue, &mut events, now + 5, RunEvent::Deleted(number));
+                            later(&mut queue, &mut events, now + 6, RunEvent::Gone(number));
                         }
                     }
-                    Action::Mark(number, mark) => {
+                    SmokeAction::Mark(number, mark) => {
                         calls.push(now);
                         let trouble = self.unmarkable.contains(&number).then(|| "forbidden".to_owned());
                         if trouble.is_none() {
                             marks.insert(number, mark);
                         }
-                        later(&mut queue, &mut events, now + 5, Event::Marked(number, trouble));
+                        later(&mut queue, &mut events, now + 5, RunEvent::Marked(number, trouble));
                     }
-                    Action::Explain(numbers) => {
+                    SmokeAction::Explain(numbers) => {
                         calls.extend(std::iter::repeat_n(now, limits.calls_to_explain));
                         let answers = numbers
                             .into_iter()
                             .map(|number| (number, format!("pod {number} waits")))
                             .collect();
-                        later(&mut queue, &mut events, now + 700, Event::Explained(answers));
+                        later(&mut queue, &mut events, now + 700, RunEvent::Explained(answers));
                     }
                 }
             }

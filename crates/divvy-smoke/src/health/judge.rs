@@ -1,10 +1,10 @@
 //! What follows from the states of a GPU before and after a run, and from the errors in between.
 
-use divvy_smoke_report::Gpu;
+use divvy_smoke_report::TestedGpu;
 use serde::Deserialize;
 
-use crate::codes::Finding;
-use crate::steps::{Done, Outcome, Problem};
+use crate::codes::StepFinding;
+use crate::steps::{DoneStep, StepOutcome, StepProblem};
 
 /// The clocks event reasons with which the hardware, or its temperature, slows a GPU down (nvml.h, `nvmlClocksThrottleReasonHwSlowdown` and so on). The
 /// other reasons are settings, a limit on the power, and that the GPU is idle.
@@ -21,22 +21,22 @@ const WILL_BE_REPLACED: u64 = 63;
 
 /// A line that `divvy-probe --watch` prints.
 #[derive(Deserialize)]
-pub(super) struct Line {
+pub(super) struct ProbeLine {
     #[serde(default)]
-    snapshot: Option<Snapshot>,
+    snapshot: Option<JudgedSnapshot>,
     #[serde(default)]
-    fault: Option<Fault>,
+    fault: Option<ReportedFault>,
 }
 
 /// The parts of a snapshot that say something about health. Their names are those of the probe.
 #[derive(Deserialize)]
-pub(super) struct Snapshot {
-    gpus: Vec<Facts>,
+pub(super) struct JudgedSnapshot {
+    gpus: Vec<JudgedFacts>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Facts {
+struct JudgedFacts {
     uuid: String,
     #[serde(default)]
     temperature: Option<u32>,
@@ -45,13 +45,13 @@ struct Facts {
     #[serde(default)]
     error: Option<String>,
     #[serde(default)]
-    mig_devices: Vec<Mig>,
+    mig_devices: Vec<JudgedMig>,
     #[serde(default)]
-    no_events: Option<NoEvents>,
+    no_events: Option<JudgedNoEvents>,
     #[serde(default)]
     uncorrected_ecc_errors: Option<u64>,
     #[serde(default)]
-    remapped_rows: Option<RemappedRows>,
+    remapped_rows: Option<JudgedRows>,
     #[serde(default)]
     retired_pages_pending: Option<bool>,
     #[serde(default)]
@@ -59,19 +59,19 @@ struct Facts {
 }
 
 #[derive(Deserialize)]
-struct Mig {
+struct JudgedMig {
     uuid: String,
     gi: u32,
     ci: u32,
 }
 
 #[derive(Deserialize)]
-struct NoEvents {
+struct JudgedNoEvents {
     error: String,
 }
 
 #[derive(Deserialize)]
-struct RemappedRows {
+struct JudgedRows {
     correctable: u32,
     uncorrectable: u32,
     pending: bool,
@@ -80,7 +80,7 @@ struct RemappedRows {
 
 /// An error that the driver reported during the run.
 #[derive(Deserialize)]
-pub(super) struct Fault {
+pub(super) struct ReportedFault {
     vendor: String,
     /// The GPU. `None` if the driver names none, and then it may be any.
     uuid: Option<String>,
@@ -95,20 +95,20 @@ pub(super) struct Fault {
 /// What the probe has printed.
 #[derive(Default)]
 pub(super) struct Heard {
-    pub(super) before: Option<Snapshot>,
-    after: Option<Snapshot>,
-    faults: Vec<Fault>,
+    pub(super) before: Option<JudgedSnapshot>,
+    after: Option<JudgedSnapshot>,
+    faults: Vec<ReportedFault>,
 }
 
-impl Snapshot {
-    fn of(&self, gpu: &Gpu) -> Option<&Facts> {
-        let is_it = |facts: &&Facts| facts.uuid == gpu.uuid || facts.mig_devices.iter().any(|mig| mig.uuid == gpu.uuid);
+impl JudgedSnapshot {
+    fn of(&self, gpu: &TestedGpu) -> Option<&JudgedFacts> {
+        let is_it = |facts: &&JudgedFacts| facts.uuid == gpu.uuid || facts.mig_devices.iter().any(|mig| mig.uuid == gpu.uuid);
         self.gpus.iter().find(is_it)
     }
 }
 
 impl Heard {
-    pub(super) fn take(&mut self, line: Line) {
+    pub(super) fn take(&mut self, line: ProbeLine) {
         self.faults.extend(line.fault);
         let state = if self.before.is_none() {
             &mut self.before
@@ -121,14 +121,14 @@ impl Heard {
     }
 
     /// Judge the GPU on which the steps ran.
-    pub(super) fn judge(&self, gpu: &Gpu) -> Outcome {
+    pub(super) fn judge(&self, gpu: &TestedGpu) -> StepOutcome {
         let before = self.before.as_ref().and_then(|snapshot| snapshot.of(gpu));
-        let before = before.ok_or_else(|| Problem::Skip(format!("divvy-probe does not list {}", gpu.uuid)))?;
+        let before = before.ok_or_else(|| StepProblem::Skip(format!("divvy-probe does not list {}", gpu.uuid)))?;
         let after = self.after.as_ref().map(|snapshot| snapshot.of(gpu));
         // Without a state after the run, what was there before it still counts.
         let now = after.flatten().unwrap_or(before);
         let is_gone = matches!(after, Some(None));
-        let faults: Vec<&Fault> = self.faults.iter().filter(|fault| fault.concerns(before, gpu)).collect();
+        let faults: Vec<&ReportedFault> = self.faults.iter().filter(|fault| fault.concerns(before, gpu)).collect();
         let failures = vec![
             loss(before, now, is_gone),
             fatal(&faults, &now.uuid),
@@ -136,7 +136,7 @@ impl Heard {
             failed_row(now),
         ];
         if let Some(finding) = together(failures) {
-            return Err(Problem::Finding(Finding {
+            return Err(StepProblem::Finding(StepFinding {
                 gpu_at_fault: true,
                 ..finding
             }));
@@ -152,18 +152,18 @@ impl Heard {
             None => "the driver answers, and reported no error during the run",
             Some(_) => "the driver answers",
         };
-        Ok(Done {
+        Ok(DoneStep {
             warning,
-            ..Done::new(format!("{answers}{}{}", now.numbers(), now.silence()), 0)
+            ..DoneStep::new(format!("{answers}{}{}", now.numbers(), now.silence()), 0)
         })
     }
 }
 
-impl Fault {
+impl ReportedFault {
     /// Report whether this concerns a GPU, which `facts` describes. It may be a MIG device.
-    fn concerns(&self, facts: &Facts, gpu: &Gpu) -> bool {
+    fn concerns(&self, facts: &JudgedFacts, gpu: &TestedGpu) -> bool {
         let own = facts.mig_devices.iter().find(|mig| mig.uuid == gpu.uuid);
-        let is_elsewhere = |own: &Mig| {
+        let is_elsewhere = |own: &JudgedMig| {
             self.partition.is_some_and(|partition| {
                 partition != (own.gi, own.ci) && facts.mig_devices.iter().any(|mig| partition == (mig.gi, mig.ci))
             })
@@ -172,11 +172,11 @@ impl Fault {
     }
 }
 
-impl Facts {
+impl JudgedFacts {
     /// Return the part of the sentence that says why XIDs could not be received; empty if they could. This is not a warning, because a container may lack
     /// the permission. On the node, the agent judges it.
     fn silence(&self) -> String {
-        let of = |no_events: &NoEvents| format!("; XIDs could not be received: {}", no_events.error);
+        let of = |no_events: &JudgedNoEvents| format!("; XIDs could not be received: {}", no_events.error);
         self.no_events.as_ref().map(of).unwrap_or_default()
     }
 
@@ -191,7 +191,7 @@ impl Facts {
         if let Some(errors) = self.uncorrected_ecc_errors {
             add(errors, plural(errors, [" uncorrected ECC error", " uncorrected ECC errors"]));
         }
-        if let Some(rows) = self.remapped_rows.as_ref().map(RemappedRows::number) {
+        if let Some(rows) = self.remapped_rows.as_ref().map(JudgedRows::number) {
             add(rows, plural(rows, [" remapped row", " remapped rows"]));
         }
         if let Some(degrees) = self.temperature {
@@ -207,7 +207,7 @@ impl Facts {
     }
 }
 
-impl RemappedRows {
+impl JudgedRows {
     /// Return how many rows were replaced.
     fn number(&self) -> u64 {
         u64::from(self.correctable) + u64::from(self.uncorrectable)
@@ -219,8 +219,8 @@ fn plural(number: u64, [one, several]: [&'static str; 2]) -> &'static str {
 }
 
 /// Return one finding for several. It has the reason and the advice of the first.
-fn together(findings: Vec<Option<Finding>>) -> Option<Finding> {
-    let mut all: Option<Finding> = None;
+fn together(findings: Vec<Option<StepFinding>>) -> Option<StepFinding> {
+    let mut all: Option<StepFinding> = None;
     for finding in findings.into_iter().flatten() {
         match &mut all {
             Some(all) => {
@@ -233,7 +233,7 @@ fn together(findings: Vec<Option<Finding>>) -> Option<Finding> {
     all
 }
 
-fn loss(before: &Facts, now: &Facts, is_gone: bool) -> Option<Finding> {
+fn loss(before: &JudgedFacts, now: &JudgedFacts, is_gone: bool) -> Option<StepFinding> {
     let found = match &now.error {
         _ if is_gone => "the driver no longer lists the GPU".to_owned(),
         _ if before.lost => "the driver reports the GPU as lost".to_owned(),
@@ -241,7 +241,7 @@ fn loss(before: &Facts, now: &Facts, is_gone: bool) -> Option<Finding> {
         Some(error) => format!("the driver cannot describe the GPU: {error}"),
         None => return None,
     };
-    Some(Finding::new(
+    Some(StepFinding::new(
         found,
         "the GPU may fail at any time, even if all results were right so far",
         "drain the GPU; look for an XID in the node's kernel log (dmesg | grep NVRM)",
@@ -249,7 +249,7 @@ fn loss(before: &Facts, now: &Facts, is_gone: bool) -> Option<Finding> {
 }
 
 /// Return the names of the faults that this selects, each once.
-fn names(faults: &[&Fault], is_selected: fn(&Fault) -> bool) -> Option<String> {
+fn names(faults: &[&ReportedFault], is_selected: fn(&ReportedFault) -> bool) -> Option<String> {
     let mut names: Vec<&str> = Vec::new();
     for fault in faults.iter().filter(|fault| is_selected(fault)) {
         if !names.contains(&fault.name.as_str()) {
@@ -259,9 +259,9 @@ fn names(faults: &[&Fault], is_selected: fn(&Fault) -> bool) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-fn fatal(faults: &[&Fault], uuid: &str) -> Option<Finding> {
+fn fatal(faults: &[&ReportedFault], uuid: &str) -> Option<StepFinding> {
     let names = names(faults, |fault| fault.fatal && fault.code != WILL_BE_REPLACED)?;
-    Some(Finding::new(
+    Some(StepFinding::new(
         format!("the driver reported {names} during the run"),
         "the GPU or its connection has an error that ends programs",
         format!(
@@ -270,10 +270,10 @@ fn fatal(faults: &[&Fault], uuid: &str) -> Option<Finding> {
     ))
 }
 
-fn new_errors(before: &Facts, now: &Facts) -> Option<Finding> {
+fn new_errors(before: &JudgedFacts, now: &JudgedFacts) -> Option<StepFinding> {
     let (before, after) = before.uncorrected_ecc_errors.zip(now.uncorrected_ecc_errors)?;
     (after > before).then(|| {
-        Finding::new(
+        StepFinding::new(
             format!("the number of uncorrected ECC errors rose from {before} to {after} during the run"),
             "data in the GPU's memory was lost, and programs that read it are ended",
             format!(
@@ -284,9 +284,9 @@ fn new_errors(before: &Facts, now: &Facts) -> Option<Finding> {
     })
 }
 
-fn failed_row(now: &Facts) -> Option<Finding> {
+fn failed_row(now: &JudgedFacts) -> Option<StepFinding> {
     let rows = now.remapped_rows.as_ref().filter(|rows| rows.failure)?;
-    Some(Finding::new(
+    Some(StepFinding::new(
         format!(
             "a row of the GPU's memory could not be replaced by a spare one, after {} that could",
             rows.number()
@@ -300,31 +300,31 @@ fn failed_row(now: &Facts) -> Option<Finding> {
 }
 
 /// The reason and the advice for memory that a reset repairs.
-fn needs_reset(found: String, uuid: &str) -> Finding {
-    Finding::new(
+fn needs_reset(found: String, uuid: &str) -> StepFinding {
+    StepFinding::new(
         found,
         "memory that had errors is replaced only when the GPU is reset",
         format!("when no program uses the GPU, reset it (nvidia-smi --gpu-reset -i {uuid}), or reboot the node"),
     )
 }
 
-fn replaced_later(faults: &[&Fault], uuid: &str) -> Option<Finding> {
+fn replaced_later(faults: &[&ReportedFault], uuid: &str) -> Option<StepFinding> {
     let names = names(faults, |fault| fault.code == WILL_BE_REPLACED)?;
     Some(needs_reset(format!("the driver reported {names} during the run"), uuid))
 }
 
-fn of_programs(faults: &[&Fault]) -> Option<Finding> {
+fn of_programs(faults: &[&ReportedFault]) -> Option<StepFinding> {
     let names = names(faults, |fault| !fault.fatal && fault.code != WILL_BE_REPLACED)?;
-    Some(Finding::new(
+    Some(StepFinding::new(
         format!("the driver reported {names} during the run"),
         "a program on this GPU made an error and was ended; on a shared GPU it may be that of another container",
         "dmesg | grep NVRM on the node names the process",
     ))
 }
 
-fn old_errors(now: &Facts) -> Option<Finding> {
+fn old_errors(now: &JudgedFacts) -> Option<StepFinding> {
     let errors = now.uncorrected_ecc_errors.filter(|errors| *errors > 0)?;
-    Some(Finding::new(
+    Some(StepFinding::new(
         format!(
             "the GPU has had {errors} uncorrected ECC {} since the driver was loaded",
             plural(errors, ["error", "errors"])
@@ -337,7 +337,7 @@ fn old_errors(now: &Facts) -> Option<Finding> {
     ))
 }
 
-fn pending(now: &Facts) -> Option<Finding> {
+fn pending(now: &JudgedFacts) -> Option<StepFinding> {
     let what = match (&now.remapped_rows, now.retired_pages_pending) {
         (Some(rows), _) if rows.pending => "rows",
         (_, Some(true)) => "pages",
@@ -349,14 +349,14 @@ fn pending(now: &Facts) -> Option<Finding> {
     ))
 }
 
-fn slowed(now: &Facts) -> Option<Finding> {
+fn slowed(now: &JudgedFacts) -> Option<StepFinding> {
     let reasons = now.clocks_event_reasons?;
     let names: Vec<&str> = SLOWED
         .iter()
         .filter_map(|(bit, name)| (reasons & bit != 0).then_some(*name))
         .collect();
     (!names.is_empty()).then(|| {
-        Finding::new(
+        StepFinding::new(
             format!("the GPU is slowed down: {}", names.join(", ")),
             "programs run slower than on other GPUs of the model",
             format!(
@@ -369,24 +369,24 @@ fn slowed(now: &Facts) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use divvy_smoke_report::{Id, Step};
+    use divvy_smoke_report::{SmokeStep, StepId};
 
     use super::*;
 
     const HEALTHY: &str = r#""uncorrectedEccErrors":0,"remappedRows":{"correctable":0,"uncorrectable":0,"pending":false,"failure":false},"clocksEventReasons":1,"temperature":40"#;
 
-    fn line(text: &str) -> Line {
+    fn line(text: &str) -> ProbeLine {
         serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    fn snapshot(facts: &str) -> Line {
+    fn snapshot(facts: &str) -> ProbeLine {
         line(&format!(
             r#"{{"snapshot":{{"v":2,"gpus":[{{"uuid":"GPU-0"}},{{"uuid":"GPU-1",{facts}}}]}}}}"#
         ))
     }
 
     /// The step for a GPU with these facts, these later ones, and faults in between.
-    fn judged(before: &str, after: Option<&str>, faults: &[&str], uuid: &str) -> Step {
+    fn judged(before: &str, after: Option<&str>, faults: &[&str], uuid: &str) -> SmokeStep {
         let mut heard = Heard::default();
         heard.take(snapshot(before));
         for fault in faults {
@@ -395,16 +395,20 @@ mod tests {
         if let Some(after) = after {
             heard.take(snapshot(after));
         }
-        let gpu = Gpu {
+        let gpu = TestedGpu {
             uuid: uuid.to_owned(),
-            ..Gpu::default()
+            ..TestedGpu::default()
         };
-        crate::run::result(Id::S08, heard.judge(&gpu))
+        crate::run::result(StepId::S08, heard.judge(&gpu))
     }
 
     /// The status and what was found. A failure shows that the GPU is at fault, and nothing else does.
-    fn text(step: &Step) -> String {
-        assert_eq!(step.gpu_at_fault, step.status == divvy_smoke_report::Status::Fail, "{step:?}");
+    fn text(step: &SmokeStep) -> String {
+        assert_eq!(
+            step.gpu_at_fault,
+            step.status == divvy_smoke_report::StepStatus::Fail,
+            "{step:?}"
+        );
         format!("{} {}", step.status.word(), step.found)
     }
 
@@ -572,11 +576,11 @@ mod tests {
         let mut heard = Heard::default();
         heard.take(snapshot(HEALTHY));
         heard.take(line(r#"{"snapshot":{"gpus":[]}}"#));
-        let gpu = Gpu {
+        let gpu = TestedGpu {
             uuid: "GPU-1".to_owned(),
-            ..Gpu::default()
+            ..TestedGpu::default()
         };
-        let step = crate::run::result(Id::S08, heard.judge(&gpu));
+        let step = crate::run::result(StepId::S08, heard.judge(&gpu));
         assert_eq!(text(&step), "FAIL the driver no longer lists the GPU");
     }
 

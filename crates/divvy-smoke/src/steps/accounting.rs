@@ -2,29 +2,34 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::share::{Grant, Limit, check_sum, enforceable, refused};
-use super::{Bench, Done, Outcome, Problem};
-use crate::driver::Code;
+use super::share::{GivenShare, GuardLimit, check_sum, enforceable, refused};
+use super::{DoneStep, StepBench, StepOutcome, StepProblem};
+use crate::driver::CudaCode;
 use crate::sizes::MIB;
 
 /// What the second process holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct HeldMemory {
     pub bytes: u64,
     /// The code of the allocation beyond the limit.
     pub refused: Option<i32>,
 }
 
 /// A second process.
-pub trait Second {
+pub trait SecondProcess {
     /// Let it allocate up to the limit, and return what it holds. It goes on holding it.
-    fn hold(&mut self) -> Result<Held, Problem>;
+    fn hold(&mut self) -> Result<HeldMemory, StepProblem>;
     /// Let it end.
-    fn end(&mut self) -> Result<(), Problem>;
+    fn end(&mut self) -> Result<(), StepProblem>;
 }
 
 /// Hold a quarter of what is free, and let the second process take the rest.
-pub(crate) fn run(bench: &Bench<'_>, grant: &Grant, limit: Option<Limit>, second: &mut dyn Second) -> Outcome {
+pub(crate) fn run(
+    bench: &StepBench<'_>,
+    grant: &GivenShare,
+    limit: Option<GuardLimit>,
+    second: &mut dyn SecondProcess,
+) -> StepOutcome {
     let driver = bench.driver;
     let (free, total) = driver.memory()?;
     enforceable(total, grant, limit)?;
@@ -32,12 +37,12 @@ pub(crate) fn run(bench: &Bench<'_>, grant: &Grant, limit: Option<Limit>, second
     let address = driver.allocate(own.max(MIB))?;
     let held = second.hold()?;
     let (left, _) = driver.memory()?;
-    refused(held.refused.map(Code))?;
+    refused(held.refused.map(CudaCode))?;
     let sum = own.max(MIB).saturating_add(held.bytes);
     check_sum(sum, total)?;
     let counted = free.saturating_sub(own).saturating_sub(held.bytes);
     if left > counted {
-        return Err(Problem::finding(
+        return Err(StepProblem::finding(
             format!(
                 "two processes hold {} and {} MiB, and the driver shows {} MiB as free, not less than {}",
                 own / MIB,
@@ -57,5 +62,5 @@ pub(crate) fn run(bench: &Bench<'_>, grant: &Grant, limit: Option<Limit>, second
         held.bytes / MIB,
         total / MIB
     );
-    Ok(Done::new(text, 0))
+    Ok(DoneStep::new(text, 0))
 }

@@ -1,13 +1,13 @@
 //! S06: copies to the GPU, from it, and within it.
 
-use super::{Bench, Done, Outcome, Problem, size, tenths};
-use crate::codes::Finding;
-use crate::driver::Failure;
-use crate::expect::Pattern;
+use super::{DoneStep, StepBench, StepOutcome, StepProblem, size, tenths};
+use crate::codes::StepFinding;
+use crate::driver::CallFailure;
+use crate::expect::MemoryPattern;
 use crate::sizes::MIB;
 
 /// What is copied.
-const PATTERN: Pattern = Pattern {
+const PATTERN: MemoryPattern = MemoryPattern {
     name: "copies",
     kind: 2,
     seed: 1,
@@ -46,7 +46,7 @@ pub struct Times {
 }
 
 /// Copy, compare, and measure.
-pub(crate) fn run(bench: &Bench<'_>, model: &str) -> Outcome {
+pub(crate) fn run(bench: &StepBench<'_>, model: &str) -> StepOutcome {
     let driver = bench.driver;
     let bytes = bench.sizes.bytes;
     let half = bytes / 2;
@@ -63,7 +63,7 @@ pub(crate) fn run(bench: &Bench<'_>, model: &str) -> Outcome {
     let from = median(bench, |_| driver.download(&mut host, memory))?;
     for (part, at) in host.chunks_exact(half as usize).zip([0, half]) {
         if let Some(word) = PATTERN.first_wrong(part, 0) {
-            return Err(Problem::wrong(format!(
+            return Err(StepProblem::wrong(format!(
                 "from the GPU: the word at byte {} is wrong",
                 at + 4 * word
             )));
@@ -73,14 +73,17 @@ pub(crate) fn run(bench: &Bench<'_>, model: &str) -> Outcome {
     driver.free(results)?;
     driver.free(memory)?;
     let times = Times { to, from, within };
-    Ok(Done {
+    Ok(DoneStep {
         warning: judge(model, bytes, times),
-        ..Done::new(format!("{}: {}", size(bytes), rates(bytes, times)), 2 * bytes + half)
+        ..DoneStep::new(format!("{}: {}", size(bytes), rates(bytes, times)), 2 * bytes + half)
     })
 }
 
-fn median(bench: &Bench<'_>, mut copy: impl FnMut(crate::driver::Handle) -> Result<(), Failure>) -> Result<f64, Failure> {
-    let times: Result<Vec<f64>, Failure> = (0..bench.sizes.copies).map(|_| bench.timed(&mut copy)).collect();
+fn median(
+    bench: &StepBench<'_>,
+    mut copy: impl FnMut(crate::driver::DriverHandle) -> Result<(), CallFailure>,
+) -> Result<f64, CallFailure> {
+    let times: Result<Vec<f64>, CallFailure> = (0..bench.sizes.copies).map(|_| bench.timed(&mut copy)).collect();
     let mut times = times?;
     times.sort_by(f64::total_cmp);
     Ok(times.get(times.len() / 2).copied().unwrap_or(0.0))
@@ -112,7 +115,7 @@ fn rates(bytes: u64, times: Times) -> String {
 }
 
 /// Return a warning if a link of a known model has less than half of its speed.
-pub fn judge(model: &str, bytes: u64, times: Times) -> Option<Finding> {
+pub fn judge(model: &str, bytes: u64, times: Times) -> Option<StepFinding> {
     let (_, memory, slot) = MODELS.iter().find(|(part, ..)| model.contains(part))?;
     if bytes < JUDGED {
         return None;
@@ -124,7 +127,7 @@ pub fn judge(model: &str, bytes: u64, times: Times) -> Option<Finding> {
         .map(|((name, speed), expected)| format!("{name} {} GB/s, expected {}", tenths(speed), tenths(expected)))
         .collect();
     (!slow.is_empty()).then(|| {
-        Finding::new(
+        StepFinding::new(
             slow.join("; "),
             "programs that move much data are slow on this GPU",
             "if no other program uses the GPU now, compare nvidia-smi -q -d PERFORMANCE and the PCIe link (lspci -vv, LnkSta) with another node",

@@ -1,23 +1,23 @@
 //! S04: products of matrices.
 
-use super::{Bench, Done, Outcome, Problem, rate};
-use crate::driver::{Argument, Grid, Text};
-use crate::expect::Product;
+use super::{DoneStep, StepBench, StepOutcome, StepProblem, rate};
+use crate::driver::{Grid, KernelArgument, ModuleText};
+use crate::expect::MatrixProduct;
 
 /// The rows of the tiles.
 const TILE: u32 = 16;
 
 /// Multiply matrices of f32 and of f64.
-pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
+pub(crate) fn run(bench: &StepBench<'_>) -> StepOutcome {
     let (n, n64) = (bench.sizes.rows, bench.sizes.rows64);
-    let (bytes, ms) = multiply(bench, "matmul_f32", n, &Product::of_f32(n), |number| {
+    let (bytes, ms) = multiply(bench, "matmul_f32", n, &MatrixProduct::of_f32(n), |number| {
         (number as f32).to_le_bytes()
     })?;
-    let (bytes64, _) = multiply(bench, "matmul_f64", n64, &Product::of_f64(n64), |number| {
+    let (bytes64, _) = multiply(bench, "matmul_f64", n64, &MatrixProduct::of_f64(n64), |number| {
         (number as f64).to_le_bytes()
     })?;
     let rate = rate(2.0 * f64::from(n).powi(3), ms, ["GFlop/s", "TFlop/s"]);
-    Ok(Done::new(
+    Ok(DoneStep::new(
         format!("{n} x {n} f32 and {n64} x {n64} f64{rate}"),
         bytes + bytes64,
     ))
@@ -25,18 +25,18 @@ pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
 
 /// Multiply, compare the whole product, and return its bytes and the milliseconds.
 fn multiply<const N: usize>(
-    bench: &Bench<'_>,
+    bench: &StepBench<'_>,
     kernel: &'static str,
     n: u32,
-    product: &Product,
+    product: &MatrixProduct,
     number: fn(u64) -> [u8; N],
-) -> Result<(u64, f64), Problem> {
+) -> Result<(u64, f64), StepProblem> {
     let driver = bench.driver;
     let indices = || (0..u64::from(n)).flat_map(|i| (0..u64::from(n)).map(move |j| (i, j)));
     let a: Vec<u8> = indices().flat_map(|(i, k)| number(product.a(i, k))).collect();
     let b: Vec<u8> = indices().flat_map(|(k, j)| number(product.b(k, j))).collect();
     let bytes = a.len() as u64;
-    let function = bench.kernel(Text::Smoke, kernel)?;
+    let function = bench.kernel(ModuleText::Smoke, kernel)?;
     let (on_a, on_b, on_c) = (driver.allocate(bytes)?, driver.allocate(bytes)?, driver.allocate(bytes)?);
     driver.upload(on_a, &a)?;
     driver.upload(on_b, &b)?;
@@ -46,10 +46,10 @@ fn multiply<const N: usize>(
         threads: (TILE, TILE),
     };
     let arguments = [
-        Argument::U64(on_a),
-        Argument::U64(on_b),
-        Argument::U64(on_c),
-        Argument::U32(n),
+        KernelArgument::U64(on_a),
+        KernelArgument::U64(on_b),
+        KernelArgument::U64(on_c),
+        KernelArgument::U32(n),
     ];
     let ms = bench.launch(function, grid, &arguments)?;
     let mut c = vec![0; a.len()];
@@ -60,7 +60,7 @@ fn multiply<const N: usize>(
     let mut elements = indices().zip(c.chunks_exact(N));
     if let Some(((i, j), found)) = elements.find(|((i, j), found)| *found != number(product.c(*i, *j))) {
         let expected = number(product.c(i, j));
-        return Err(Problem::wrong(format!(
+        return Err(StepProblem::wrong(format!(
             "{kernel}: element ({i}, {j}) has the bytes {found:02x?}, not {expected:02x?}"
         )));
     }

@@ -1,8 +1,8 @@
 //! S03: patterns in the memory.
 
-use super::share::{self, Grant, Limit};
-use super::{Bench, Done, Outcome, Problem, rate, size};
-use crate::driver::{Address, Code};
+use super::share::{self, GivenShare, GuardLimit};
+use super::{DoneStep, StepBench, StepOutcome, StepProblem, rate, size};
+use crate::driver::{CudaCode, GpuAddress};
 use crate::expect::PATTERNS;
 use crate::sizes::MIB;
 
@@ -15,7 +15,7 @@ const SPARE: u64 = 64 * MIB;
 const TRIES: u32 = 8;
 
 /// Fill memory with each pattern, and compare it. `all` is the share, if all of its free memory is to be tested.
-pub(crate) fn run(bench: &Bench<'_>, all: Option<(&Grant, Option<Limit>)>) -> Outcome {
+pub(crate) fn run(bench: &StepBench<'_>, all: Option<(&GivenShare, Option<GuardLimit>)>) -> StepOutcome {
     let driver = bench.driver;
     let (memory, bytes) = match all {
         Some((grant, limit)) => all_free(bench, grant, limit)?,
@@ -35,7 +35,7 @@ pub(crate) fn run(bench: &Bench<'_>, all: Option<(&Grant, Option<Limit>)>) -> Ou
             driver.download(&mut sample, memory + at)?;
             if let Some(word) = pattern.first_wrong(&sample, at / 4) {
                 let name = pattern.name;
-                return Err(Problem::wrong(format!(
+                return Err(StepProblem::wrong(format!(
                     "{name}: the word at byte {} is wrong, which the GPU did not find",
                     word * 4
                 )));
@@ -48,21 +48,21 @@ pub(crate) fn run(bench: &Bench<'_>, all: Option<(&Grant, Option<Limit>)>) -> Ou
     let passes = PATTERNS.len();
     let compared = bytes * passes as u64;
     let rate = rate(2.0 * compared as f64, ms, ["GB/s", "TB/s"]);
-    Ok(Done::new(
+    Ok(DoneStep::new(
         format!("{}{what} written and compared {passes} times{rate}", size(bytes)),
         compared,
     ))
 }
 
 /// Allocate the free memory in one piece.
-fn all_free(bench: &Bench<'_>, grant: &Grant, limit: Option<Limit>) -> Result<(Address, u64), Problem> {
+fn all_free(bench: &StepBench<'_>, grant: &GivenShare, limit: Option<GuardLimit>) -> Result<(GpuAddress, u64), StepProblem> {
     let driver = bench.driver;
     let (free, total) = driver.memory()?;
     share::enforceable(total, grant, limit)?;
     let mut bytes = (free - SPARE.min(free / 4)) / MIB * MIB;
     for _ in 1..TRIES {
         match driver.allocate(bytes) {
-            Err(failure) if failure.code == Code::OUT_OF_MEMORY => bytes = bytes / 16 * 15 / MIB * MIB,
+            Err(failure) if failure.code == CudaCode::OUT_OF_MEMORY => bytes = bytes / 16 * 15 / MIB * MIB,
             allocated => return Ok((allocated?, bytes)),
         }
     }

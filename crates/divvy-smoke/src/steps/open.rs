@@ -1,11 +1,11 @@
 //! S01: the driver and the GPU.
 
-use divvy_smoke_report::Gpu;
+use divvy_smoke_report::TestedGpu;
 
-use super::share::{Grant, Limit};
-use super::{Bench, Done, Problem};
-use crate::codes::{self, Finding};
-use crate::driver::{Code, Driver, Failure};
+use super::share::{GivenShare, GuardLimit};
+use super::{DoneStep, StepBench, StepProblem};
+use crate::codes::{self, StepFinding};
+use crate::driver::{CallFailure, CudaCode, Driver};
 use crate::sizes::{self, MIB, Sizes};
 
 /// Attributes of a device (cuda.h, `CUdevice_attribute`).
@@ -16,7 +16,7 @@ const CAPABILITY: [i32; 2] = [75, 76];
 const PROHIBITED: i32 = 2;
 
 /// Returns what the guard holds the container to, for a UUID.
-pub type LimitOf<'l> = dyn Fn(&str) -> Result<Option<Limit>, NoLimits> + 'l;
+pub type LimitOf<'l> = dyn Fn(&str) -> Result<Option<GuardLimit>, NoLimits> + 'l;
 
 /// The file with what the guard holds the container to cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,27 +33,27 @@ pub const MOST_GPUS: usize = 16;
 
 /// What the user and the container say about the GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct AskedGpu {
     /// The UUID, its prefix, or the index.
     pub gpu: Option<String>,
     /// The variable `CUDA_VISIBLE_DEVICES`.
     pub visible: Option<String>,
-    pub grant: Grant,
+    pub grant: GivenShare,
 }
 
 /// A GPU that was opened.
 pub(crate) struct Opened<'d> {
-    pub bench: Bench<'d>,
-    pub gpu: Gpu,
+    pub bench: StepBench<'d>,
+    pub gpu: TestedGpu,
     /// The compute capability.
     pub capability: (i32, i32),
-    pub limit: Option<Limit>,
+    pub limit: Option<GuardLimit>,
 }
 
 /// What the step leaves: the GPU as far as it was described, and whether it can be used.
 pub(crate) struct Looked<'d> {
-    pub gpu: Option<Gpu>,
-    pub outcome: Result<(Opened<'d>, Done), Problem>,
+    pub gpu: Option<TestedGpu>,
+    pub outcome: Result<(Opened<'d>, DoneStep), StepProblem>,
 }
 
 /// Open a GPU.
@@ -62,7 +62,7 @@ pub(crate) struct Looked<'d> {
 pub(crate) fn run<'d>(
     driver: &'d dyn Driver,
     library: &str,
-    asked: &Asked,
+    asked: &AskedGpu,
     limit: &LimitOf<'_>,
     sizes: Option<Sizes>,
 ) -> Looked<'d> {
@@ -74,17 +74,20 @@ pub(crate) fn run<'d>(
 fn open<'d>(
     driver: &'d dyn Driver,
     library: &str,
-    asked: &Asked,
+    asked: &AskedGpu,
     limit: &LimitOf<'_>,
     sizes: Option<Sizes>,
-    described: &mut Option<Gpu>,
-) -> Result<(Opened<'d>, Done), Problem> {
+    described: &mut Option<TestedGpu>,
+) -> Result<(Opened<'d>, DoneStep), StepProblem> {
     let bad = asked.visible.as_deref().and_then(bad_entry);
     driver.init().map_err(|failure| hinted(failure, bad.as_deref()))?;
     let version = driver.version()?;
     let count = usize::try_from(driver.count()?).unwrap_or(0);
     if count == 0 {
-        return Err(hinted(Failure::new("cuDeviceGetCount", Code::NO_DEVICE), bad.as_deref()));
+        return Err(hinted(
+            CallFailure::new("cuDeviceGetCount", CudaCode::NO_DEVICE),
+            bad.as_deref(),
+        ));
     }
     let mut devices = Vec::new();
     for index in 0..count.min(MOST_GPUS) {
@@ -103,7 +106,7 @@ fn open<'d>(
     let multiprocessors = u32::try_from(driver.attribute(MULTIPROCESSORS, device)?).unwrap_or(1);
     let mode = driver.attribute(COMPUTE_MODE, device)?;
     let memory = driver.total(device)?;
-    let gpu = Gpu {
+    let gpu = TestedGpu {
         uuid: uuid.clone(),
         name,
         cc: format!("{}.{}", capability.0, capability.1),
@@ -114,20 +117,20 @@ fn open<'d>(
     *described = Some(gpu.clone());
     granted(&uuid, &asked.grant.uuids)?;
     if capability < (3, 0) {
-        return Err(Problem::Skip(format!(
+        return Err(StepProblem::Skip(format!(
             "the GPU has compute capability {}, and the kernels need 3.0",
             gpu.cc
         )));
     }
     if mode == PROHIBITED {
-        return Err(Problem::finding(
+        return Err(StepProblem::finding(
             "the GPU's compute mode is prohibited",
             "no program can use CUDA on this GPU",
             "nvidia-smi -c 0 on the node; divvy doctor checks it as D12",
         ));
     }
     let limit = limit(&uuid).map_err(|found| {
-        Problem::finding(
+        StepProblem::finding(
             found.to_string(),
             "the guard does not know this container's share either, so programs cannot use the GPU",
             "restart the pod; look at the node's agent if it happens again",
@@ -150,10 +153,10 @@ fn open<'d>(
                 format!("request at least {} MiB for the container", sizes::needed_mib(context)),
             )
         };
-        Problem::finding(found, why, fix)
+        StepProblem::finding(found, why, fix)
     };
     let made = driver.retain(device).map_err(|failure| match failure.code {
-        Code::OUT_OF_MEMORY => too_small(
+        CudaCode::OUT_OF_MEMORY => too_small(
             format!(
                 "{} returned {}: a context alone takes about {} MiB, and the GPU or the share has {} MiB",
                 failure.call,
@@ -172,7 +175,7 @@ fn open<'d>(
         Some(sizes) => sizes,
         None => within.map_err(|found| too_small(found.to_string(), total.saturating_sub(free)))?,
     };
-    let bench = Bench::new(driver, device, sizes, multiprocessors)?;
+    let bench = StepBench::new(driver, device, sizes, multiprocessors)?;
     let others = match count {
         1 => String::new(),
         count if count > MOST_GPUS => format!(", GPU {index} of {count}, of which the first {MOST_GPUS} are looked at"),
@@ -185,7 +188,7 @@ fn open<'d>(
         total / MIB
     );
     let warning = bad.map(|bad| {
-        Finding::new(
+        StepFinding::new(
             bad,
             "CUDA shows the GPUs before the first wrong entry, and no others",
             "write indices or UUIDs, separated by commas, into CUDA_VISIBLE_DEVICES",
@@ -199,24 +202,24 @@ fn open<'d>(
     };
     Ok((
         opened,
-        Done {
+        DoneStep {
             warning,
-            ..Done::new(found, 0)
+            ..DoneStep::new(found, 0)
         },
     ))
 }
 
 /// Explain a failure, with a wrong entry in `CUDA_VISIBLE_DEVICES` if there is one.
-fn hinted(failure: Failure, bad: Option<&str>) -> Problem {
+fn hinted(failure: CallFailure, bad: Option<&str>) -> StepProblem {
     match bad {
         Some(bad) => {
             let finding = codes::explain(&failure);
-            Problem::Finding(Finding {
+            StepProblem::Finding(StepFinding {
                 found: format!("{}; {bad}", finding.found),
                 ..finding
             })
         }
-        None => Problem::Failed(failure),
+        None => StepProblem::Failed(failure),
     }
 }
 
@@ -243,7 +246,7 @@ pub fn uuid_text(bytes: [u8; 16]) -> String {
 }
 
 /// Return the index of the GPU that the user wants.
-pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
+pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, StepProblem> {
     let there_are = || {
         uuids
             .iter()
@@ -257,7 +260,7 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
         return if index < uuids.len() {
             Ok(index)
         } else {
-            Err(Problem::Skip(format!(
+            Err(StepProblem::Skip(format!(
                 "there is no GPU {index}; the GPUs here: {}",
                 there_are()
             )))
@@ -271,16 +274,16 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
         .collect();
     match matching.as_slice() {
         [index] => Ok(*index),
-        [] if prefix.len() == 40 => Err(Problem::finding(
+        [] if prefix.len() == 40 => Err(StepProblem::finding(
             format!("the GPU {wanted} is not here; the GPUs here: {}", there_are()),
             "the container has another GPU than it was to get",
             "restart the pod; look at the node's agent if it happens again",
         )),
-        [] => Err(Problem::Skip(format!(
+        [] => Err(StepProblem::Skip(format!(
             "no GPU's UUID begins with {wanted}; the GPUs here: {}",
             there_are()
         ))),
-        several => Err(Problem::Skip(format!(
+        several => Err(StepProblem::Skip(format!(
             "{} GPUs have a UUID that begins with {wanted}; write more of it: {}",
             several.len(),
             there_are()
@@ -289,12 +292,12 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
 }
 
 /// Require that the GPU is one of those that the container was given.
-fn granted(uuid: &str, uuids: &[String]) -> Result<(), Problem> {
+fn granted(uuid: &str, uuids: &[String]) -> Result<(), StepProblem> {
     let digits = |text: &str| text.get(4..).unwrap_or_default().to_ascii_lowercase();
     if uuids.is_empty() || uuids.iter().any(|granted| digits(granted) == digits(uuid)) {
         Ok(())
     } else {
-        Err(Problem::finding(
+        Err(StepProblem::finding(
             format!("the GPU is {uuid}, and the container was given {}", uuids.join(", ")),
             "the container has another GPU than it was to get",
             "restart the pod; look at the node's agent if it happens again",
@@ -366,8 +369,8 @@ mod tests {
             ("99999999999999999999999", "SKIP no GPU's UUID"),
         ] {
             let text = match select(&UUIDS, Some(wanted)) {
-                Err(Problem::Skip(reason)) => format!("SKIP {reason}"),
-                Err(Problem::Finding(finding)) => format!("FAIL {}", finding.found),
+                Err(StepProblem::Skip(reason)) => format!("SKIP {reason}"),
+                Err(StepProblem::Finding(finding)) => format!("FAIL {}", finding.found),
                 other => panic!("{wanted}: {other:?}"),
             };
             assert!(text.starts_with(part), "{text}");

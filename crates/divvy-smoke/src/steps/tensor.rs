@@ -1,7 +1,7 @@
 //! S05: the tensor cores.
 
-use super::{Bench, Done, Outcome, Problem, rate};
-use crate::driver::{Argument, Grid, Text};
+use super::{DoneStep, StepBench, StepOutcome, StepProblem, rate};
+use crate::driver::{Grid, KernelArgument, ModuleText};
 use crate::expect::{bf16, tensor_a, tensor_b, tensor_c};
 
 /// The bytes of a block's result: 16 x 8 numbers of f32.
@@ -10,7 +10,7 @@ const RESULT: u64 = 512;
 const OPERATIONS: f64 = (2 * 16 * 8 * 16) as f64;
 
 /// Multiply matrices of bf16 on each multiprocessor.
-pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
+pub(crate) fn run(bench: &StepBench<'_>) -> StepOutcome {
     let (driver, loops) = (bench.driver, bench.sizes.loops);
     let blocks = bench.multiprocessors.max(1) * bench.sizes.warps;
     // a by rows, b by columns.
@@ -23,7 +23,7 @@ pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
     let one: Vec<u8> = (0..16)
         .flat_map(|i| (0..8).flat_map(move |j| ((loops * tensor_c(i, j)) as f32).to_le_bytes()))
         .collect();
-    let kernel = bench.kernel(Text::Tensor, "tensor")?;
+    let kernel = bench.kernel(ModuleText::Tensor, "tensor")?;
     let bytes = u64::from(blocks) * RESULT;
     let (on_a, on_b, on_c) = (
         driver.allocate(a.len() as u64)?,
@@ -38,10 +38,10 @@ pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
         threads: (32, 1),
     };
     let arguments = [
-        Argument::U64(on_a),
-        Argument::U64(on_b),
-        Argument::U64(on_c),
-        Argument::U32(loops),
+        KernelArgument::U64(on_a),
+        KernelArgument::U64(on_b),
+        KernelArgument::U64(on_c),
+        KernelArgument::U32(loops),
     ];
     let ms = bench.launch(kernel, grid, &arguments)?;
     let mut c = vec![0; bytes as usize];
@@ -50,8 +50,13 @@ pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
         driver.free(address)?;
     }
     if let Some(block) = c.chunks_exact(RESULT as usize).position(|result| result != one) {
-        return Err(Problem::wrong(format!("the product of block {block} of {blocks} is wrong")));
+        return Err(StepProblem::wrong(format!(
+            "the product of block {block} of {blocks} is wrong"
+        )));
     }
     let rate = rate(OPERATIONS * f64::from(loops) * f64::from(blocks), ms, ["GFlop/s", "TFlop/s"]);
-    Ok(Done::new(format!("bf16, {blocks} warps, {loops} products each{rate}"), bytes))
+    Ok(DoneStep::new(
+        format!("bf16, {blocks} warps, {loops} products each{rate}"),
+        bytes,
+    ))
 }

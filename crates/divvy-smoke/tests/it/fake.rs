@@ -3,14 +3,16 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use divvy_smoke::driver::{Address, Argument, Code, Driver, Failure, Grid, Handle, Hooked, Pinned, Result, Text, agrees};
-use divvy_smoke::run::{Message, Plan, World, run};
+use divvy_smoke::driver::{
+    CallFailure, CudaCode, Driver, DriverHandle, GpuAddress, Grid, Hooked, KernelArgument, ModuleText, Pinned, Result, agrees,
+};
+use divvy_smoke::run::{Message, SmokePlan, SmokeWorld, run};
 use divvy_smoke::sizes::Sizes;
-use divvy_smoke::steps::Problem;
-use divvy_smoke::steps::accounting::{Held, Second};
-use divvy_smoke::steps::open::{Asked, NoLimits};
-use divvy_smoke::steps::share::{Grant, Limit};
-use divvy_smoke_report::{Gpu, Id, Report, Step};
+use divvy_smoke::steps::StepProblem;
+use divvy_smoke::steps::accounting::{HeldMemory, SecondProcess};
+use divvy_smoke::steps::open::{AskedGpu, NoLimits};
+use divvy_smoke::steps::share::{GivenShare, GuardLimit};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, TestedGpu};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const UUID: &str = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f";
@@ -67,9 +69,9 @@ impl Default for Machine {
 #[derive(Debug, Default)]
 struct State {
     /// The memory's contents. What is not touched costs nothing.
-    memory: BTreeMap<Address, (u64, Vec<u8>)>,
-    next: Address,
-    functions: Vec<(Text, &'static str)>,
+    memory: BTreeMap<GpuAddress, (u64, Vec<u8>)>,
+    next: GpuAddress,
+    functions: Vec<(ModuleText, &'static str)>,
     has_context: bool,
     calls: usize,
     launches: usize,
@@ -84,7 +86,7 @@ pub(crate) struct Fake<'f> {
 }
 
 fn fail<T>(call: &'static str, code: i32) -> Result<T> {
-    Err(Failure::new(call, Code(code)))
+    Err(CallFailure::new(call, CudaCode(code)))
 }
 
 impl Fake<'_> {
@@ -111,7 +113,7 @@ impl Fake<'_> {
     }
 
     /// Do something with the bytes from an address on.
-    fn at<T>(&self, address: Address, bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
+    fn at<T>(&self, address: GpuAddress, bytes: usize, work: impl FnOnce(&mut [u8]) -> T) -> Result<T> {
         let mut state = self.state.borrow_mut();
         let Some((start, (size, content))) = state.memory.range_mut(..=address).next_back() else {
             return fail("memory", 700);
@@ -124,11 +126,11 @@ impl Fake<'_> {
         Ok(work(&mut content[from..from + bytes]))
     }
 
-    fn read(&self, address: Address, bytes: usize) -> Result<Vec<u8>> {
+    fn read(&self, address: GpuAddress, bytes: usize) -> Result<Vec<u8>> {
         self.at(address, bytes, |place| place.to_vec())
     }
 
-    fn write(&self, address: Address, bytes: &[u8]) -> Result<()> {
+    fn write(&self, address: GpuAddress, bytes: &[u8]) -> Result<()> {
         self.at(address, bytes.len(), |place| place.copy_from_slice(bytes))
     }
 
@@ -289,13 +291,13 @@ impl Driver for Fake<'_> {
         Ok(self.machine.total)
     }
 
-    fn retain(&self, _: i32) -> Result<Handle> {
+    fn retain(&self, _: i32) -> Result<DriverHandle> {
         self.is_silent();
         if self.used() + self.machine.context > self.machine.total {
             return fail("cuDevicePrimaryCtxRetain", 2);
         }
         self.state.borrow_mut().has_context = true;
-        Ok(Handle(1))
+        Ok(DriverHandle(1))
     }
 
     fn release(&self, _: i32) -> Result<()> {
@@ -306,9 +308,9 @@ impl Driver for Fake<'_> {
         Ok(())
     }
 
-    fn enter(&self, context: Handle) -> Result<()> {
+    fn enter(&self, context: DriverHandle) -> Result<()> {
         self.is_silent();
-        assert_eq!(context, Handle(1));
+        assert_eq!(context, DriverHandle(1));
         Ok(())
     }
 
@@ -317,7 +319,7 @@ impl Driver for Fake<'_> {
         Ok((self.machine.total.saturating_sub(self.used()), self.machine.total))
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Address> {
+    fn allocate(&self, bytes: u64) -> Result<GpuAddress> {
         self.is_silent();
         if self.used() + bytes > self.machine.total && !self.machine.unlimited {
             return fail("cuMemAlloc_v2", 2);
@@ -329,7 +331,7 @@ impl Driver for Fake<'_> {
         Ok(address)
     }
 
-    fn free(&self, address: Address) -> Result<()> {
+    fn free(&self, address: GpuAddress) -> Result<()> {
         self.is_silent();
         match self.state.borrow_mut().memory.remove(&address) {
             Some(_) => Ok(()),
@@ -347,7 +349,7 @@ impl Driver for Fake<'_> {
         Ok(())
     }
 
-    fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
+    fn upload(&self, to: GpuAddress, from: &[u8]) -> Result<()> {
         if self.is_silent() {
             return Ok(());
         }
@@ -355,7 +357,7 @@ impl Driver for Fake<'_> {
         self.write(to + left_out as u64, &from[left_out..])
     }
 
-    fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
+    fn download(&self, to: &mut [u8], from: GpuAddress) -> Result<()> {
         if !self.is_silent() {
             let left_out = self.left_out(to.len());
             let to = &mut to[left_out..];
@@ -364,7 +366,7 @@ impl Driver for Fake<'_> {
         Ok(())
     }
 
-    fn copy(&self, to: Address, from: Address, bytes: u64, _: Handle) -> Result<()> {
+    fn copy(&self, to: GpuAddress, from: GpuAddress, bytes: u64, _: DriverHandle) -> Result<()> {
         if self.is_silent() {
             return Ok(());
         }
@@ -372,30 +374,34 @@ impl Driver for Fake<'_> {
         self.write(to + left_out, &self.read(from + left_out, (bytes - left_out) as usize)?)
     }
 
-    fn set(&self, to: Address, value: u8, bytes: u64) -> Result<()> {
+    fn set(&self, to: GpuAddress, value: u8, bytes: u64) -> Result<()> {
         self.is_silent();
         self.write(to, &vec![value; bytes as usize])
     }
 
-    fn load(&self, text: Text) -> Result<Handle> {
+    fn load(&self, text: ModuleText) -> Result<DriverHandle> {
         self.is_silent();
-        Ok(Handle(if text == Text::Smoke { 10 } else { 11 }))
+        Ok(DriverHandle(if text == ModuleText::Smoke { 10 } else { 11 }))
     }
 
-    fn function(&self, module: Handle, name: &'static str) -> Result<Handle> {
+    fn function(&self, module: DriverHandle, name: &'static str) -> Result<DriverHandle> {
         self.is_silent();
-        let text = if module == Handle(10) { Text::Smoke } else { Text::Tensor };
+        let text = if module == DriverHandle(10) {
+            ModuleText::Smoke
+        } else {
+            ModuleText::Tensor
+        };
         let functions = &mut self.state.borrow_mut().functions;
         functions.push((text, name));
-        Ok(Handle(100 + functions.len() - 1))
+        Ok(DriverHandle(100 + functions.len() - 1))
     }
 
-    fn unload(&self, _: Handle) -> Result<()> {
+    fn unload(&self, _: DriverHandle) -> Result<()> {
         self.is_silent();
         Ok(())
     }
 
-    fn launch(&self, function: Handle, grid: Grid, arguments: &[Argument], _: Handle) -> Result<()> {
+    fn launch(&self, function: DriverHandle, grid: Grid, arguments: &[KernelArgument], _: DriverHandle) -> Result<()> {
         let (text, name) = self.state.borrow().functions[function.0 - 100];
         assert!(agrees(text.ptx(), name, arguments), "{name}: {arguments:?}");
         if self.is_silent() {
@@ -404,8 +410,8 @@ impl Driver for Fake<'_> {
         let numbers: Vec<u64> = arguments
             .iter()
             .map(|argument| match *argument {
-                Argument::U32(number) => number.into(),
-                Argument::U64(number) => number,
+                KernelArgument::U32(number) => number.into(),
+                KernelArgument::U64(number) => number,
             })
             .collect();
         self.execute(name, grid, &numbers)?;
@@ -423,27 +429,27 @@ impl Driver for Fake<'_> {
         Ok(())
     }
 
-    fn stream(&self) -> Result<Handle> {
+    fn stream(&self) -> Result<DriverHandle> {
         self.is_silent();
-        Ok(Handle(2))
+        Ok(DriverHandle(2))
     }
 
-    fn wait(&self, _: Handle) -> Result<()> {
-        self.is_silent();
-        Ok(())
-    }
-
-    fn event(&self) -> Result<Handle> {
-        self.is_silent();
-        Ok(Handle(3))
-    }
-
-    fn record(&self, _: Handle, _: Handle) -> Result<()> {
+    fn wait(&self, _: DriverHandle) -> Result<()> {
         self.is_silent();
         Ok(())
     }
 
-    fn elapsed(&self, _: Handle, _: Handle) -> Result<f32> {
+    fn event(&self) -> Result<DriverHandle> {
+        self.is_silent();
+        Ok(DriverHandle(3))
+    }
+
+    fn record(&self, _: DriverHandle, _: DriverHandle) -> Result<()> {
+        self.is_silent();
+        Ok(())
+    }
+
+    fn elapsed(&self, _: DriverHandle, _: DriverHandle) -> Result<f32> {
         self.is_silent();
         Ok(0.5)
     }
@@ -465,22 +471,22 @@ pub(crate) struct Neighbour<'n> {
     pub(crate) first_holds: u64,
 }
 
-pub(crate) type HeldOrNot = std::result::Result<Held, Problem>;
-pub(crate) type LimitOrNot = std::result::Result<Option<Limit>, NoLimits>;
+pub(crate) type HeldOrNot = std::result::Result<HeldMemory, StepProblem>;
+pub(crate) type LimitOrNot = std::result::Result<Option<GuardLimit>, NoLimits>;
 
-impl Second for Neighbour<'_> {
+impl SecondProcess for Neighbour<'_> {
     fn hold(&mut self) -> HeldOrNot {
         let held = (self.machine.total - self.machine.context * 2 - self.first_holds) / MIB / 16 * 16 * MIB;
         if self.is_seen {
             self.others.set(held + self.machine.context);
         }
-        self.says.clone().unwrap_or(Ok(Held {
+        self.says.clone().unwrap_or(Ok(HeldMemory {
             bytes: held,
             refused: Some(2),
         }))
     }
 
-    fn end(&mut self) -> std::result::Result<(), Problem> {
+    fn end(&mut self) -> std::result::Result<(), StepProblem> {
         self.others.set(0);
         Ok(())
     }
@@ -490,12 +496,12 @@ impl Second for Neighbour<'_> {
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) machine: Machine,
-    pub(crate) steps: Vec<Id>,
+    pub(crate) steps: Vec<StepId>,
     pub(crate) isolation: bool,
     pub(crate) tensor: bool,
     pub(crate) all_memory: bool,
     pub(crate) sample: bool,
-    pub(crate) asked: Asked,
+    pub(crate) asked: AskedGpu,
     pub(crate) limit: LimitOrNot,
     pub(crate) sizes: Option<Sizes>,
     /// The call with this number returns this code.
@@ -508,12 +514,12 @@ impl Default for Case {
     fn default() -> Case {
         Case {
             machine: Machine::default(),
-            steps: Id::ALL.to_vec(),
+            steps: StepId::ALL.to_vec(),
             isolation: false,
             tensor: false,
             all_memory: false,
             sample: false,
-            asked: Asked::default(),
+            asked: AskedGpu::default(),
             limit: Ok(None),
             sizes: Some(SMALL),
             fault: None,
@@ -526,20 +532,20 @@ impl Default for Case {
 /// What a run said, and which calls it made in which steps.
 #[derive(Debug, Default)]
 pub(crate) struct Ran {
-    pub(crate) gpu: Option<Gpu>,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) gpu: Option<TestedGpu>,
+    pub(crate) steps: Vec<SmokeStep>,
     pub(crate) lines: Vec<String>,
-    pub(crate) calls: Vec<(Id, &'static str)>,
+    pub(crate) calls: Vec<(StepId, &'static str)>,
 }
 
 impl Ran {
-    pub(crate) fn report(&self) -> Report {
-        Report::new(self.gpu.clone(), self.steps.clone())
+    pub(crate) fn report(&self) -> SmokeReport {
+        SmokeReport::new(self.gpu.clone(), self.steps.clone())
     }
 
     /// Return the ids of the steps that failed.
-    pub(crate) fn failed(&self) -> Vec<Id> {
-        let failed = |step: &&Step| step.status == divvy_smoke_report::Status::Fail;
+    pub(crate) fn failed(&self) -> Vec<StepId> {
+        let failed = |step: &&SmokeStep| step.status == divvy_smoke_report::StepStatus::Fail;
         self.steps.iter().filter(failed).map(|step| step.id).collect()
     }
 }
@@ -558,23 +564,23 @@ impl Case {
         Case {
             isolation: true,
             tensor: true,
-            limit: Ok(Some(Limit {
+            limit: Ok(Some(GuardLimit {
                 bytes: machine.total,
                 context: machine.context,
             })),
-            asked: Asked {
-                grant: Grant {
+            asked: AskedGpu {
+                grant: GivenShare {
                     uuids: vec![UUID.to_owned()],
                     units: Some((2, 80)),
                 },
-                ..Asked::default()
+                ..AskedGpu::default()
             },
             ..Case::of(machine)
         }
     }
 
     pub(crate) fn run(&self) -> Ran {
-        let (others, current, calls) = (Cell::new(0), Cell::new(Id::S01), RefCell::new(Vec::new()));
+        let (others, current, calls) = (Cell::new(0), Cell::new(StepId::S01), RefCell::new(Vec::new()));
         let driver = Hooked {
             driver: Fake {
                 machine: self.machine.clone(),
@@ -597,7 +603,7 @@ impl Case {
             is_seen: self.second_is_seen,
             first_holds: free / 4,
         };
-        let plan = Plan {
+        let plan = SmokePlan {
             steps: self.steps.clone(),
             isolation: self.isolation,
             tensor: self.tensor,
@@ -610,14 +616,14 @@ impl Case {
         run(
             &driver,
             &plan,
-            &mut World {
+            &mut SmokeWorld {
                 library: "/usr/lib64/libcuda.so.1",
                 limit: &|_| self.limit.clone(),
                 begin: &|id| current.set(id),
                 second: &mut second,
                 tell: &mut |message| match message {
                     Message::Gpu(gpu) => ran.gpu = Some(gpu),
-                    Message::Step(step) => ran.steps.push(Step { ms: 0, ..step }),
+                    Message::Step(step) => ran.steps.push(SmokeStep { ms: 0, ..step }),
                     Message::Line(line) => ran.lines.push(line),
                     Message::Error(line) => ran.lines.push(format!("stderr: {line}")),
                     Message::Held(held) => panic!("{held:?}"),

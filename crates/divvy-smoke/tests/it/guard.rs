@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use divvy_shadow_testkit::{replace, shadow};
-use divvy_share::limits::Limits;
+use divvy_share::limits::ShareLimits;
 use divvy_share::usage;
-use divvy_smoke_report::{Id, Outcome, Report, Status};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport, StepId, StepStatus};
 
 use crate::rig::{Rig, UUID, with};
 
@@ -33,10 +33,10 @@ fn guarded(share: u64) -> Rig {
         "the program knows where limits are"
     );
     rig.install(&program, "divvy-smoke");
-    let limits = Limits {
+    let limits = ShareLimits {
         bytes: share,
         context: 4 * MIB,
-        ..Limits::default()
+        ..ShareLimits::default()
     };
     fs::create_dir(rig.path(UUID)).expect("a directory");
     fs::write(rig.path(UUID).join(divvy_share::LIMITS), limits.file()).expect("written");
@@ -49,11 +49,11 @@ fn the_guard_holds_one_process_and_two_to_the_share() {
     let rig = guarded(256 * MIB);
     for via in ["dlsym", "getprocaddress"] {
         let ran = rig.run(&format!("here -o json --isolation --steps S02,S05,S07,S09 --via {via}"), &[]);
-        let report = Report::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
-        assert_eq!(report.result, Outcome::Pass, "{via}: {}", report.text());
+        let report = SmokeReport::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+        assert_eq!(report.result, SmokeOutcome::Pass, "{via}: {}", report.text());
         assert_eq!(report.gpu.as_ref().map(|gpu| gpu.memory), Some(256 * MIB));
         // The GPU is shared, so its tensor cores are left to others.
-        assert_eq!(with(&report, Status::Skip), [Id::S05]);
+        assert_eq!(with(&report, StepStatus::Skip), [StepId::S05]);
         for part in [
             "the driver shows the share, 256 MiB; 192 MiB could be allocated",
             "two processes held 63 and ",
@@ -67,8 +67,8 @@ fn the_guard_holds_one_process_and_two_to_the_share() {
 #[test]
 fn a_too_small_share_says_what_to_request() {
     let report = guarded(2 * MIB).report("S02", &[]);
-    assert_eq!(with(&report, Status::Fail), [Id::S01]);
-    let step = report.step(Id::S01).expect("S01");
+    assert_eq!(with(&report, StepStatus::Fail), [StepId::S01]);
+    let step = report.step(StepId::S01).expect("S01");
     assert!(
         step.found
             .contains("a context alone takes about 4 MiB, and the GPU or the share has 2 MiB"),

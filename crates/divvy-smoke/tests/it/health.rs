@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use divvy_smoke_report::{Id, Report, Status, Step};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, StepStatus};
 
 use crate::rig::{Rig, UUID, probe, with};
 
@@ -39,15 +39,15 @@ fn probed(health: &str, missing: &[&str], after: Option<&str>) -> Rig {
     rig
 }
 
-fn report(rig: &Rig, steps: &str) -> Report {
+fn report(rig: &Rig, steps: &str) -> SmokeReport {
     let ran = rig.run(&format!("here -o json --steps {steps}"), &[PATH]);
-    let report = Report::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+    let report = SmokeReport::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
     assert_eq!(ran.status(), i32::from(report.result.exit_status()), "{ran:?}");
     report
 }
 
-fn health(report: &Report) -> &Step {
-    report.step(Id::S08).expect("S08")
+fn health(report: &SmokeReport) -> &SmokeStep {
+    report.step(StepId::S08).expect("S08")
 }
 
 #[test]
@@ -56,50 +56,65 @@ fn a_probe_beside_the_program_says_whether_the_gpu_is_healthy() {
     let state = |facts: &str| format!("echo '{{\"snapshot\":{{\"gpus\":[{{\"uuid\":\"{UUID}\",{facts}}}]}}}}'");
     let (good, lost) = (state("\"temperature\":41"), state("\"lost\":true"));
     for (script, status, part, at_fault) in [
-        (format!("{good}; cat; {good}"), Status::Pass, "during the run, 41 °C", false),
+        (
+            format!("{good}; cat; {good}"),
+            StepStatus::Pass,
+            "during the run, 41 °C",
+            false,
+        ),
         (
             format!("{good}; cat; {lost}"),
-            Status::Fail,
+            StepStatus::Fail,
             "the GPU was lost during the run",
             true,
         ),
         (
             "echo 'divvy-probe: no driver' >&2; exit 1".to_owned(),
-            Status::Skip,
+            StepStatus::Skip,
             "divvy-probe finds nothing here: no driver",
             false,
         ),
         (
             format!("{good}; cat; echo 'divvy-probe: gone (driver_not_loaded)' >&2; exit 1"),
-            Status::Fail,
+            StepStatus::Fail,
             "the driver answered before the run, and after it: gone (driver_not_loaded)",
             false,
         ),
         (
             format!("{good}; cat; echo 'divvy-probe: gone (gpu_lost)' >&2; exit 1"),
-            Status::Fail,
+            StepStatus::Fail,
             "and after it: gone (gpu_lost)",
             true,
         ),
         (
             format!("{good}; cat; echo 'divvy-probe: a call has not returned' >&2; exit 70"),
-            Status::Fail,
+            StepStatus::Fail,
             "divvy-probe has ended: a call has not returned",
             true,
         ),
         (
             format!("{good}; kill -9 $$"),
-            Status::Skip,
+            StepStatus::Skip,
             "divvy-probe was ended: signal: 9",
             false,
         ),
-        ("echo x; cat".to_owned(), Status::Skip, "divvy-probe gave no snapshot", false),
-        ("exec sleep 60".to_owned(), Status::Fail, "did not answer in time", true),
-        (format!("{good}; exec sleep 60"), Status::Fail, "did not answer in time", true),
+        (
+            "echo x; cat".to_owned(),
+            StepStatus::Skip,
+            "divvy-probe gave no snapshot",
+            false,
+        ),
+        ("exec sleep 60".to_owned(), StepStatus::Fail, "did not answer in time", true),
+        (
+            format!("{good}; exec sleep 60"),
+            StepStatus::Fail,
+            "did not answer in time",
+            true,
+        ),
     ] {
         scripted(&rig, &script);
         let ran = rig.run("here -o json --steps S08 --timeout 4s", &[PATH]);
-        let report = Report::read(&ran.out()).expect("a report");
+        let report = SmokeReport::read(&ran.out()).expect("a report");
         let step = health(&report);
         assert_eq!((step.status, step.gpu_at_fault), (status, at_fault), "{script}: {step:?}");
         assert!(step.found.contains(part), "{script}: {}", step.found);
@@ -117,8 +132,8 @@ fn a_hanging_probe_prolongs_no_run() {
         &[PATH, ("DIVVY_CUDA_SIM_HANG", "vector_add:1")],
     );
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    let report = Report::read(&ran.out()).expect("a report");
-    assert_eq!(with(&report, Status::Fail), [Id::S02], "{}", report.text());
+    let report = SmokeReport::read(&ran.out()).expect("a report");
+    assert_eq!(with(&report, StepStatus::Fail), [StepId::S02], "{}", report.text());
     assert_eq!(health(&report).found, "no time was left");
     let pid = std::fs::read_to_string(rig.path("pid")).expect("the PID");
     let is_alive = || {
@@ -137,7 +152,7 @@ fn a_healthy_gpu_passes_with_its_numbers() {
     let expected = "the driver answers, and reported no error during the run, 0 uncorrected ECC errors, 0 remapped rows, 35 °C, no slowdown by the hardware";
     assert_eq!(
         (health(&report).status, health(&report).found.as_str()),
-        (Status::Pass, expected)
+        (StepStatus::Pass, expected)
     );
 }
 
@@ -148,49 +163,53 @@ fn the_drivers_states_before_and_after_are_compared() {
         (
             HEALTHY,
             Some(state("{\"ecc_errors\":[5,1]}")),
-            Status::Fail,
+            StepStatus::Fail,
             "the number of uncorrected ECC errors rose from 0 to 1 during the run",
         ),
         (
             HEALTHY,
             Some("{\"gpus\":{\"0\":{\"lost\":true}}}".to_owned()),
-            Status::Fail,
+            StepStatus::Fail,
             "the GPU was lost during the run",
         ),
         (
             HEALTHY,
             Some(state("{\"remapped_rows\":{\"failure\":true}}")),
-            Status::Fail,
+            StepStatus::Fail,
             "a row of the GPU's memory could not be replaced by a spare one",
         ),
         (
             HEALTHY,
             Some(state("{\"clocks_event_reasons\":72}")),
-            Status::Warn,
+            StepStatus::Warn,
             "the GPU is slowed down: hardware slowdown, hardware thermal slowdown; the driver answers",
         ),
         (
             "health = { ecc_errors = [0, 2] }",
             None,
-            Status::Warn,
+            StepStatus::Warn,
             "the GPU has had 2 uncorrected ECC errors since the driver was loaded; the driver answers",
         ),
         (
             "health = { remapped_rows = { uncorrectable = 1, pending = true } }",
             None,
-            Status::Warn,
+            StepStatus::Warn,
             "rows of the GPU's memory are to be replaced at the next reset; the driver answers, 1 remapped row",
         ),
         (
             "health = { retired_pages_pending = true }",
             None,
-            Status::Warn,
+            StepStatus::Warn,
             "pages of the GPU's memory are to be replaced at the next reset",
         ),
     ] {
         let report = report(&probed(before, &[], after.as_deref()), "S08");
         let step = health(&report);
-        assert_eq!((step.status, step.gpu_at_fault), (status, status == Status::Fail), "{step:?}");
+        assert_eq!(
+            (step.status, step.gpu_at_fault),
+            (status, status == StepStatus::Fail),
+            "{step:?}"
+        );
         assert!(step.found.starts_with(part), "{}", step.found);
     }
 }
@@ -208,13 +227,13 @@ fn an_old_driver_without_these_functions_is_no_finding() {
     for (missing, status, found) in [
         (
             &names[..],
-            Status::Pass,
+            StepStatus::Pass,
             "the driver answers, and reported no error during the run, 35 °C",
         ),
         // The older name is enough.
         (
             &names[..4],
-            Status::Warn,
+            StepStatus::Warn,
             "the GPU is slowed down: hardware slowdown; the driver answers, 35 °C",
         ),
     ] {
@@ -243,8 +262,13 @@ fn an_xid_fails_a_run_despite_hanging_calls() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let output = child.wait_with_output().expect("ended");
-    let report = Report::read(&String::from_utf8_lossy(&output.stdout)).expect("a report");
+    let report = SmokeReport::read(&String::from_utf8_lossy(&output.stdout)).expect("a report");
     let step = health(&report);
-    assert_eq!((step.status, step.gpu_at_fault), (Status::Fail, true), "{}", report.text());
+    assert_eq!(
+        (step.status, step.gpu_at_fault),
+        (StepStatus::Fail, true),
+        "{}",
+        report.text()
+    );
     assert_eq!(step.found, "the driver reported XID 79 during the run");
 }

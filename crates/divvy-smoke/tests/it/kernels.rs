@@ -1,16 +1,16 @@
 //! The texts of the kernels agree with what the program says to the driver about them.
 
-use divvy_smoke::driver::{Argument, Text, agrees};
+use divvy_smoke::driver::{KernelArgument, ModuleText, agrees};
 
-const U32: Argument = Argument::U32(0);
-const U64: Argument = Argument::U64(0);
+const U32: KernelArgument = KernelArgument::U32(0);
+const U64: KernelArgument = KernelArgument::U64(0);
 
 /// It suits the oldest possible driver, too.
 #[test]
 fn each_ptx_text_suits_the_oldest_possible_gpu() {
     for (text, head) in [
-        (Text::Smoke, [".version 6.0", ".target sm_30", ".address_size 64"]),
-        (Text::Tensor, [".version 7.0", ".target sm_80", ".address_size 64"]),
+        (ModuleText::Smoke, [".version 6.0", ".target sm_30", ".address_size 64"]),
+        (ModuleText::Tensor, [".version 7.0", ".target sm_80", ".address_size 64"]),
     ] {
         let lines: Vec<&str> = text.ptx().lines().filter(|line| line.starts_with('.')).take(3).collect();
         assert_eq!(lines, head);
@@ -20,7 +20,7 @@ fn each_ptx_text_suits_the_oldest_possible_gpu() {
 
 #[test]
 fn arguments_in_another_number_order_or_size_are_noticed() {
-    let text = Text::Smoke.ptx();
+    let text = ModuleText::Smoke.ptx();
     for (kernel, arguments, expected) in [
         ("vector_add", &[U64, U64, U64, U32][..], true),
         ("fill", &[U64, U64, U32, U32], true),
@@ -36,5 +36,5 @@ fn arguments_in_another_number_order_or_size_are_noticed() {
     ] {
         assert_eq!(agrees(text, kernel, arguments), expected, "{kernel} {arguments:?}");
     }
-    assert!(agrees(Text::Tensor.ptx(), "tensor", &[U64, U64, U64, U32]));
+    assert!(agrees(ModuleText::Tensor.ptx(), "tensor", &[U64, U64, U64, U32]));
 }

@@ -1,9 +1,9 @@
 //! The program never says PASS where something was not computed.
 
-use divvy_smoke::Finding;
-use divvy_smoke::steps::Problem;
-use divvy_smoke::steps::accounting::Held;
-use divvy_smoke_report::{Id, Outcome};
+use divvy_smoke::StepFinding;
+use divvy_smoke::steps::StepProblem;
+use divvy_smoke::steps::accounting::HeldMemory;
+use divvy_smoke_report::{SmokeOutcome, StepId};
 
 use crate::fake::{Case, MIB, Machine};
 
@@ -16,9 +16,13 @@ const CODES: [i32; 35] = [
 #[test]
 fn without_a_fault_every_step_passes() {
     let ran = Case::isolated().run();
-    assert_eq!(ran.report().result, Outcome::Pass, "{}", ran.report().text());
+    assert_eq!(ran.report().result, SmokeOutcome::Pass, "{}", ran.report().text());
     assert_eq!(ran.steps.len(), 8);
-    assert!(ran.steps.iter().all(|step| step.status == divvy_smoke_report::Status::Pass));
+    assert!(
+        ran.steps
+            .iter()
+            .all(|step| step.status == divvy_smoke_report::StepStatus::Pass)
+    );
 }
 
 #[test]
@@ -29,7 +33,7 @@ fn an_error_at_any_call_is_a_failure_of_its_step() {
     let beyond = |number: usize, code: i32| {
         let (id, call) = whole[number - 1];
         let last = whole.iter().rposition(|(of, call)| *of == id && *call == "cuMemAlloc_v2");
-        id == Id::S07 && call == "cuMemAlloc_v2" && last == Some(number - 1) && code == 2
+        id == StepId::S07 && call == "cuMemAlloc_v2" && last == Some(number - 1) && code == 2
     };
     for number in 1..=whole.len() {
         for code in CODES.into_iter().filter(|code| !beyond(number, *code)) {
@@ -47,7 +51,7 @@ fn an_error_at_any_call_is_a_failure_of_its_step() {
                 "{call}: {}",
                 step.found
             );
-            let at_fault = [214, 220, 700, 702, 715, 716, 719].contains(&code) && !matches!(id, Id::S07 | Id::S09);
+            let at_fault = [214, 220, 700, 702, 715, 716, 719].contains(&code) && !matches!(id, StepId::S07 | StepId::S09);
             assert_eq!(step.gpu_at_fault, at_fault, "{code} at {call} in {id:?}");
         }
     }
@@ -66,14 +70,19 @@ fn a_failing_allocation_never_passes() {
         // But for the one that must fail.
         let beyond = allocations
             .iter()
-            .rfind(|number| isolation && calls[**number - 1].0 == Id::S07);
+            .rfind(|number| isolation && calls[**number - 1].0 == StepId::S07);
         for number in allocations.iter().filter(|number| Some(*number) != beyond) {
             let ran = Case {
                 fault: Some((*number, 2)),
                 ..case()
             }
             .run();
-            assert_eq!(ran.report().result, Outcome::Fail, "call {number}\n{}", ran.report().text());
+            assert_eq!(
+                ran.report().result,
+                SmokeOutcome::Fail,
+                "call {number}\n{}",
+                ran.report().text()
+            );
         }
     }
 }
@@ -111,11 +120,11 @@ fn a_copy_that_does_only_its_second_half_is_noticed_and_named() {
     let mut named: Vec<(usize, &str)> = others.iter().map(|number| (*number, "")).collect();
     named.push((*last, "from the GPU: the word at byte 0 is wrong"));
     named.push((
-        of(Id::S06, copies[1]),
+        of(StepId::S06, copies[1]),
         "within the GPU: 256 of 512 words are wrong, the first at byte 0",
     ));
     named.push((
-        of(Id::S06, copies[2]),
+        of(StepId::S06, copies[2]),
         "to the GPU: 512 of 1024 words are wrong, the first at byte 0",
     ));
     for (number, part) in named {
@@ -140,8 +149,8 @@ fn a_single_wrong_bit_in_memory_is_found_at_its_place() {
             ..Machine::default()
         };
         let ran = Case::of(machine).run();
-        assert_eq!(ran.failed(), [Id::S03], "{launch}");
-        let step = ran.report().step(Id::S03).cloned().expect("S03");
+        assert_eq!(ran.failed(), [StepId::S03], "{launch}");
+        let step = ran.report().step(StepId::S03).cloned().expect("S03");
         assert!(
             step.found.contains("1 of 1024 words is wrong, the first at byte 2048"),
             "{}",
@@ -159,7 +168,7 @@ fn a_single_wrong_bit_in_a_result_is_found() {
         .filter(|(_, call)| *call == "cuLaunchKernel")
         .count();
     // S02, the products of S04 and S05.
-    for (launch, id) in [(1, Id::S02), (10, Id::S04), (11, Id::S04), (12, Id::S05)] {
+    for (launch, id) in [(1, StepId::S02), (10, StepId::S04), (11, StepId::S04), (12, StepId::S05)] {
         assert!(launch <= launches);
         let machine = Machine {
             flip: Some(launch),
@@ -181,12 +190,12 @@ fn a_share_that_is_not_enforced_is_a_failure() {
         ..Case::isolated()
     };
     let ran = unlimited.run();
-    assert_eq!(ran.failed(), [Id::S07]);
+    assert_eq!(ran.failed(), [StepId::S07]);
     assert!(ran.steps.iter().all(|step| !step.gpu_at_fault));
     let mut without_guard = Case::isolated();
     without_guard.limit = Ok(None);
-    for id in [Id::S07, Id::S09] {
-        without_guard.steps = vec![Id::S01, id];
+    for id in [StepId::S07, StepId::S09] {
+        without_guard.steps = vec![StepId::S01, id];
         let ran = without_guard.run();
         assert_eq!(ran.failed(), [id], "a shared GPU without a limit is not filled");
         assert!(!ran.calls.iter().any(|(_, call)| *call == "cuMemAlloc_v2"), "{id:?}");
@@ -195,11 +204,15 @@ fn a_share_that_is_not_enforced_is_a_failure() {
 
 #[test]
 fn a_second_process_that_is_not_counted_is_a_failure() {
-    let held = |mib: u64, refused| Held {
+    let held = |mib: u64, refused| HeldMemory {
         bytes: mib * MIB,
         refused,
     };
-    let broken = Problem::Finding(Finding::new("the second process: it ended without an answer", "why", "fix"));
+    let broken = StepProblem::Finding(StepFinding::new(
+        "the second process: it ended without an answer",
+        "why",
+        "fix",
+    ));
     for (second, is_seen, part) in [
         (None, false, "two processes hold"),
         (Some(Ok(held(10_000, Some(2)))), true, "were allocated, and the driver shows"),
@@ -213,8 +226,8 @@ fn a_second_process_that_is_not_counted_is_a_failure() {
             ..Case::isolated()
         };
         let ran = case.run();
-        assert_eq!(ran.failed(), [Id::S09], "{part}");
-        let step = ran.report().step(Id::S09).cloned().expect("S09");
+        assert_eq!(ran.failed(), [StepId::S09], "{part}");
+        let step = ran.report().step(StepId::S09).cloned().expect("S09");
         assert!(step.found.contains(part), "{}", step.found);
     }
 }

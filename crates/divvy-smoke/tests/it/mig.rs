@@ -1,6 +1,6 @@
 //! The program on a MIG device.
 
-use divvy_smoke_report::{Id, Outcome, Report, Status};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport, StepId, StepStatus};
 
 use crate::rig::{Rig, UUID, with};
 
@@ -23,9 +23,9 @@ fn every_step_passes_on_a_mig_device_and_the_report_names_it() {
     for via in ["dlsym", "getprocaddress"] {
         let variables = [("CUDA_VISIBLE_DEVICES", SECOND), ("NVIDIA_VISIBLE_DEVICES", SECOND)];
         let ran = divided(102, &[FIRST, SECOND]).run(&format!("here -o json --via {via}"), &variables);
-        let report = Report::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
-        assert_eq!((ran.status(), report.result), (0, Outcome::Pass), "{}", report.text());
-        assert_eq!(with(&report, Status::Skip), [Id::S07, Id::S08, Id::S09]);
+        let report = SmokeReport::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+        assert_eq!((ran.status(), report.result), (0, SmokeOutcome::Pass), "{}", report.text());
+        assert_eq!(with(&report, StepStatus::Skip), [StepId::S07, StepId::S08, StepId::S09]);
         let gpu = report.gpu.expect("a GPU");
         assert_eq!((gpu.uuid.as_str(), gpu.memory), (SECOND, 12 << 20));
     }
@@ -81,8 +81,8 @@ fn another_mig_device_than_given_is_a_failure() {
 #[test]
 fn a_mig_gpu_without_instances_is_a_failure() {
     let report = divided(40960, &[]).report("S02", &[]);
-    assert_eq!(with(&report, Status::Fail), [Id::S01]);
-    let step = report.step(Id::S01).expect("S01");
+    assert_eq!(with(&report, StepStatus::Fail), [StepId::S01]);
+    let step = report.step(StepId::S01).expect("S01");
     assert!(step.found.contains("returned 100, CUDA_ERROR_NO_DEVICE"), "{}", step.found);
     let fix = step.fix.as_deref().unwrap_or_default();
     assert!(fix.contains("a GPU in MIG mode without instances"), "{fix}");

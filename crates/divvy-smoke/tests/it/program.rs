@@ -4,13 +4,13 @@ use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use divvy_smoke_report::{Id, Outcome, Report, Status};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport, StepId, StepStatus};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{Rig, UUID, program, with};
 
 /// The steps that need neither a share nor the probe.
-const COMPUTING: [Id; 6] = [Id::S01, Id::S02, Id::S03, Id::S04, Id::S05, Id::S06];
+const COMPUTING: [StepId; 6] = [StepId::S01, StepId::S02, StepId::S03, StepId::S04, StepId::S05, StepId::S06];
 
 #[test]
 fn every_step_passes_with_the_real_kernels() {
@@ -19,10 +19,15 @@ fn every_step_passes_with_the_real_kernels() {
             &format!("here -o json --via {via}"),
             &[("NODE_NAME", "n1"), ("POD_NAME", "p1")],
         );
-        let report = Report::read(&ran.out()).expect("a report");
-        assert_eq!((ran.status(), report.result), (0, Outcome::Pass), "{via}: {}", report.text());
-        assert_eq!(with(&report, Status::Pass), COMPUTING);
-        assert_eq!(with(&report, Status::Skip), [Id::S07, Id::S08, Id::S09]);
+        let report = SmokeReport::read(&ran.out()).expect("a report");
+        assert_eq!(
+            (ran.status(), report.result),
+            (0, SmokeOutcome::Pass),
+            "{via}: {}",
+            report.text()
+        );
+        assert_eq!(with(&report, StepStatus::Pass), COMPUTING);
+        assert_eq!(with(&report, StepStatus::Skip), [StepId::S07, StepId::S08, StepId::S09]);
         assert_eq!((report.node.as_deref(), report.pod.as_deref()), (Some("n1"), Some("p1")));
         assert!(
             report
@@ -31,10 +36,10 @@ fn every_step_passes_with_the_real_kernels() {
         );
         // Four patterns in 6 MiB, every element of both products, and what was copied.
         let bytes = |id| report.steps.iter().find(|step| step.id == id).map(|step| step.bytes);
-        assert_eq!(bytes(Id::S02), Some(200_000));
-        assert_eq!(bytes(Id::S03), Some((4 * 6) << 20));
-        assert_eq!(bytes(Id::S04), Some(4 * 256 * 256 + 8 * 64 * 64));
-        assert_eq!(bytes(Id::S06), Some(15 << 20));
+        assert_eq!(bytes(StepId::S02), Some(200_000));
+        assert_eq!(bytes(StepId::S03), Some((4 * 6) << 20));
+        assert_eq!(bytes(StepId::S04), Some(4 * 256 * 256 + 8 * 64 * 64));
+        assert_eq!(bytes(StepId::S06), Some(15 << 20));
     }
 }
 
@@ -44,7 +49,7 @@ fn a_run_leaves_nothing_on_the_gpu() {
     let rig = Rig::new(12);
     let log = rig.path("log");
     let report = rig.report("S02,S03,S06", &[("DIVVY_CUDA_SIM_LOG", log.to_str().expect("UTF-8"))]);
-    assert_eq!(report.result, Outcome::Pass);
+    assert_eq!(report.result, SmokeOutcome::Pass);
     let calls = fs::read_to_string(log).expect("the log");
     for (made, ended) in [
         ("cuMemAlloc_v2", "cuMemFree_v2"),
@@ -81,9 +86,9 @@ fn all_free_memory_is_tested_on_request() {
     let rig = Rig::new(36);
     let found = |line: &str, variables: &[(&str, &str)]| {
         let ran = rig.run(line, variables);
-        let report = Report::read(ran.out().trim()).expect("a report");
-        let step = report.step(Id::S03).expect("S03");
-        assert_eq!(step.status, Status::Pass, "{}", report.text());
+        let report = SmokeReport::read(ran.out().trim()).expect("a report");
+        let step = report.step(StepId::S03).expect("S03");
+        assert_eq!(step.status, StepStatus::Pass, "{}", report.text());
         (
             step.found.split(" written").next().unwrap_or_default().to_owned(),
             step.bytes >> 20,
@@ -110,7 +115,7 @@ fn an_error_at_any_call_is_a_failure() {
     assert_eq!(
         rig.report("S02", &[("DIVVY_CUDA_SIM_LOG", log.to_str().expect("UTF-8"))])
             .result,
-        Outcome::Pass
+        SmokeOutcome::Pass
     );
     let calls = fs::read_to_string(&log).expect("the log");
     let calls: Vec<&str> = calls.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
@@ -121,7 +126,7 @@ fn an_error_at_any_call_is_a_failure() {
         *number += 1;
         let fault = format!("{call}:{number}=719");
         let report = rig.report("S02", &[("DIVVY_CUDA_SIM_FAIL", &fault)]);
-        let failed = with(&report, Status::Fail);
+        let failed = with(&report, StepStatus::Fail);
         assert_eq!(failed.len(), 1, "{fault}: {}", report.text());
         let found = report.step(failed[0]).map_or("", |step| step.found.as_str());
         assert!(
@@ -135,19 +140,19 @@ fn an_error_at_any_call_is_a_failure() {
 fn a_wrong_byte_after_any_kernel_or_copy_is_found_in_its_step() {
     let rig = Rig::new(12);
     for (wrong, id) in [
-        ("vector_add:1=2+4", Id::S02),
-        ("fill:1=0+99", Id::S03),
-        ("fill:3=0+6291455", Id::S03),
-        ("fill:4=0+0", Id::S03),
-        ("matmul_f32:1=2+262143", Id::S04),
-        ("matmul_f64:1=2+8", Id::S04),
-        ("tensor:1=2+16", Id::S05),
-        ("cuMemcpyDtoDAsync:10=0+5", Id::S06),
-        ("check:1=4+0", Id::S03),
-        ("check:2=4+16", Id::S03),
+        ("vector_add:1=2+4", StepId::S02),
+        ("fill:1=0+99", StepId::S03),
+        ("fill:3=0+6291455", StepId::S03),
+        ("fill:4=0+0", StepId::S03),
+        ("matmul_f32:1=2+262143", StepId::S04),
+        ("matmul_f64:1=2+8", StepId::S04),
+        ("tensor:1=2+16", StepId::S05),
+        ("cuMemcpyDtoDAsync:10=0+5", StepId::S06),
+        ("check:1=4+0", StepId::S03),
+        ("check:2=4+16", StepId::S03),
     ] {
         let report = rig.report(id.word(), &[("DIVVY_CUDA_SIM_WRONG", wrong)]);
-        assert_eq!(with(&report, Status::Fail), [id], "{wrong}: {}", report.text());
+        assert_eq!(with(&report, StepStatus::Fail), [id], "{wrong}: {}", report.text());
         assert!(report.step(id).is_some_and(|step| step.gpu_at_fault), "{wrong}");
     }
 }
@@ -156,32 +161,32 @@ fn a_wrong_byte_after_any_kernel_or_copy_is_found_in_its_step() {
 #[test]
 fn after_the_context_ends_no_step_runs() {
     let report = Rig::new(12).report("S02,S03,S06", &[("DIVVY_CUDA_SIM_FAIL", "check:2=700")]);
-    assert_eq!(with(&report, Status::Fail), [Id::S03], "{}", report.text());
-    assert_eq!(with(&report, Status::Skip), [Id::S06]);
+    assert_eq!(with(&report, StepStatus::Fail), [StepId::S03], "{}", report.text());
+    assert_eq!(with(&report, StepStatus::Skip), [StepId::S06]);
 }
 
 #[test]
 fn a_call_or_a_kernel_that_never_ends_is_reported_in_time() {
     let rig = Rig::new(12);
     for (hang, id, part) in [
-        ("cuInit:1", Id::S01, "cuInit had not returned after 300 ms"),
+        ("cuInit:1", StepId::S01, "cuInit had not returned after 300 ms"),
         (
             "cuModuleLoadDataEx:1",
-            Id::S02,
+            StepId::S02,
             "cuModuleLoadDataEx had not returned after 300 ms",
         ),
-        ("vector_add:1", Id::S02, "had not returned after 300 ms"),
+        ("vector_add:1", StepId::S02, "had not returned after 300 ms"),
         (
             "cuDevicePrimaryCtxRelease_v2:1",
-            Id::S02,
+            StepId::S02,
             "cuDevicePrimaryCtxRelease_v2 had not returned after 300 ms",
         ),
     ] {
         let began = Instant::now();
         let ran = rig.run("here -o json --steps S02 --timeout 300ms", &[("DIVVY_CUDA_SIM_HANG", hang)]);
         assert!(began.elapsed() < Duration::from_millis(2300), "{hang}: {:?}", began.elapsed());
-        let report = Report::read(&ran.out()).expect("a report");
-        assert_eq!((ran.status(), with(&report, Status::Fail)), (2, vec![id]), "{hang}");
+        let report = SmokeReport::read(&ran.out()).expect("a report");
+        assert_eq!((ran.status(), with(&report, StepStatus::Fail)), (2, vec![id]), "{hang}");
         let step = report.step(id).expect("the step");
         assert!(step.found.contains(part) && step.gpu_at_fault, "{hang}: {}", step.found);
     }
@@ -263,11 +268,11 @@ fn a_library_that_cannot_be_used_is_a_failure_with_the_reason() {
     for (rig, part) in cases {
         let report = rig.report("S02", &[]);
         assert_eq!(
-            (with(&report, Status::Fail), with(&report, Status::Skip)),
-            (vec![Id::S01], vec![Id::S02])
+            (with(&report, StepStatus::Fail), with(&report, StepStatus::Skip)),
+            (vec![StepId::S01], vec![StepId::S02])
         );
         assert!(
-            report.step(Id::S01).is_some_and(|step| step.found.contains(part)),
+            report.step(StepId::S01).is_some_and(|step| step.found.contains(part)),
             "{}",
             report.text()
         );
@@ -282,7 +287,7 @@ fn a_library_that_cannot_be_used_is_a_failure_with_the_reason() {
 #[test]
 fn older_functions_take_the_place_of_newer_ones() {
     let rig = Rig::new(12).without(&["cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRelease_v2"]);
-    assert_eq!(rig.report("S02", &[]).result, Outcome::Pass);
+    assert_eq!(rig.report("S02", &[]).result, SmokeOutcome::Pass);
 }
 
 /// A too old one says why not.
@@ -290,11 +295,15 @@ fn older_functions_take_the_place_of_newer_ones() {
 fn an_old_driver_runs_the_kernels() {
     let rig = Rig::new(12);
     for (version, result, part) in [
-        ("9.2", Outcome::Pass, "the driver is for CUDA 9.2, and the kernel needs 11.0"),
-        ("11.0", Outcome::Pass, "bf16"),
+        (
+            "9.2",
+            SmokeOutcome::Pass,
+            "the driver is for CUDA 9.2, and the kernel needs 11.0",
+        ),
+        ("11.0", SmokeOutcome::Pass, "bf16"),
         (
             "8.0",
-            Outcome::Fail,
+            SmokeOutcome::Fail,
             "it has no cuDeviceGetUuid_v2: divvy-smoke needs CUDA 9.2 or newer",
         ),
     ] {
@@ -302,11 +311,11 @@ fn an_old_driver_runs_the_kernels() {
         assert_eq!(report.result, result, "{version}: {}", report.text());
         assert!(report.text().contains(part), "{version}: {}", report.text());
     }
-    for (capability, expected) in [("3.5", vec![Id::S05]), ("8.0", vec![]), ("12.1", vec![])] {
+    for (capability, expected) in [("3.5", vec![StepId::S05]), ("8.0", vec![]), ("12.1", vec![])] {
         let report = Rig::with(12, capability).report("S02,S05", &[]);
         assert_eq!(
-            (report.result, with(&report, Status::Skip)),
-            (Outcome::Pass, expected),
+            (report.result, with(&report, StepStatus::Skip)),
+            (SmokeOutcome::Pass, expected),
             "{capability}"
         );
     }
@@ -398,7 +407,7 @@ fn the_termination_message_is_the_report() {
     let ran = rig.run(&format!("here --steps S02 --termination-message {}", file.display()), &[]);
     assert!(ran.out().ends_with("Result = PASS: 2 passed\n"), "{}", ran.out());
     let message = fs::read_to_string(&file).expect("the message");
-    assert_eq!(Report::read(&message).expect("a report").result, Outcome::Pass);
+    assert_eq!(SmokeReport::read(&message).expect("a report").result, SmokeOutcome::Pass);
     let ran = rig.run("here --steps S02 --termination-message /nonexistent/x", &[]);
     assert_eq!(ran.status(), 0);
     assert!(ran.err().starts_with("/nonexistent/x cannot be written: "), "{}", ran.err());

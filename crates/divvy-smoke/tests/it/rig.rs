@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use divvy_shadow_testkit::{built, library};
-use divvy_smoke_report::{Id, Report, Status};
+use divvy_smoke_report::{SmokeReport, StepId, StepStatus};
 use tempfile::TempDir;
 
 pub(crate) const UUID: &str = "GPU-00000000-0000-4000-8000-000000000000";
@@ -135,16 +135,16 @@ impl Rig {
     }
 
     /// Run the steps, and return the report. The exit status is that of the report.
-    pub(crate) fn report(&self, steps: &str, variables: &[(&str, &str)]) -> Report {
+    pub(crate) fn report(&self, steps: &str, variables: &[(&str, &str)]) -> SmokeReport {
         let ran = self.run(&format!("here -o json --steps {steps}"), variables);
-        let report = Report::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
+        let report = SmokeReport::read(&ran.out()).unwrap_or_else(|error| panic!("{error}: {ran:?}"));
         assert_eq!(ran.status(), i32::from(report.result.exit_status()), "{ran:?}");
         report
     }
 }
 
 /// The ids of the steps with this status.
-pub(crate) fn with(report: &Report, status: Status) -> Vec<Id> {
+pub(crate) fn with(report: &SmokeReport, status: StepStatus) -> Vec<StepId> {
     report
         .steps
         .iter()

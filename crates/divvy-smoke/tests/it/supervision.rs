@@ -4,8 +4,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use divvy_smoke::run::Message;
-use divvy_smoke::supervise::{Child, supervise};
-use divvy_smoke_report::{Id, Outcome, Report, Status, Step};
+use divvy_smoke::supervise::{SupervisedChild, supervise};
+use divvy_smoke_report::{SmokeOutcome, SmokeReport, SmokeStep, StepId, StepStatus};
 
 /// A child that a test describes.
 struct Described {
@@ -13,13 +13,13 @@ struct Described {
     ended: Option<Option<String>>,
     /// Whether killing it has an effect.
     can_be_killed: bool,
-    call: Option<(Id, String)>,
+    call: Option<(StepId, String)>,
     killed: usize,
     /// Closed when the child has ended.
     output: Option<Sender<Message>>,
 }
 
-impl Child for Described {
+impl SupervisedChild for Described {
     fn kill(&mut self) {
         self.killed += 1;
         if self.can_be_killed {
@@ -36,18 +36,18 @@ impl Child for Described {
         "state D, wchan nvidia_ioctl".to_owned()
     }
 
-    fn call(&mut self) -> Option<(Id, String)> {
+    fn call(&mut self) -> Option<(StepId, String)> {
         self.call.clone()
     }
 }
 
-const STEPS: [Id; 4] = [Id::S01, Id::S02, Id::S03, Id::S08];
+const STEPS: [StepId; 4] = [StepId::S01, StepId::S02, StepId::S03, StepId::S08];
 
 /// Supervise a child that has reported S01, and return all steps with the time that it took.
-fn outcome(child: &mut Described, timeout: Duration, reported: &[Id]) -> (Vec<Step>, Duration) {
+fn outcome(child: &mut Described, timeout: Duration, reported: &[StepId]) -> (Vec<SmokeStep>, Duration) {
     let (sender, messages) = channel();
     for id in reported {
-        sender.send(Message::Step(Step::pass(*id, "", 1))).expect("sent");
+        sender.send(Message::Step(SmokeStep::pass(*id, "", 1))).expect("sent");
     }
     child.output = child.ended.is_none().then_some(sender);
     let (began, mut steps) = (Instant::now(), Vec::new());
@@ -63,7 +63,7 @@ fn child(ended: Option<Option<String>>, can_be_killed: bool) -> Described {
     Described {
         ended,
         can_be_killed,
-        call: Some((Id::S02, "cuStreamSynchronize".to_owned())),
+        call: Some((StepId::S02, "cuStreamSynchronize".to_owned())),
         killed: 0,
         output: None,
     }
@@ -74,13 +74,17 @@ fn child(ended: Option<Option<String>>, can_be_killed: bool) -> Described {
 fn a_hanging_child_is_killed_and_reported() {
     for can_be_killed in [true, false] {
         let mut child = child(None, can_be_killed);
-        let (steps, took) = outcome(&mut child, Duration::from_millis(200), &[Id::S01]);
+        let (steps, took) = outcome(&mut child, Duration::from_millis(200), &[StepId::S01]);
         assert!(took < Duration::from_millis(2200), "{took:?}");
         assert_eq!(child.killed, 1);
         let statuses: Vec<_> = steps.iter().map(|step| (step.id, step.status)).collect();
         assert_eq!(
             statuses,
-            [(Id::S01, Status::Pass), (Id::S02, Status::Fail), (Id::S03, Status::Skip)]
+            [
+                (StepId::S01, StepStatus::Pass),
+                (StepId::S02, StepStatus::Fail),
+                (StepId::S03, StepStatus::Skip)
+            ]
         );
         let expected = if can_be_killed {
             "cuStreamSynchronize had not returned after 200 ms, and the process was killed"
@@ -97,14 +101,18 @@ fn a_hanging_child_is_killed_and_reported() {
 #[test]
 fn only_a_hanging_driver_call_blames_the_gpu() {
     for (call, at_fault) in [
-        (Some((Id::S02, "cuLaunchKernel")), true),
-        (Some((Id::S02, "dlopen")), false),
+        (Some((StepId::S02, "cuLaunchKernel")), true),
+        (Some((StepId::S02, "dlopen")), false),
         (None, false),
     ] {
         let mut child = child(None, true);
         child.call = call.map(|(id, call)| (id, call.to_owned()));
-        let (steps, _) = outcome(&mut child, Duration::from_millis(50), &[Id::S01]);
-        assert_eq!((steps[1].status, steps[1].gpu_at_fault), (Status::Fail, at_fault), "{call:?}");
+        let (steps, _) = outcome(&mut child, Duration::from_millis(50), &[StepId::S01]);
+        assert_eq!(
+            (steps[1].status, steps[1].gpu_at_fault),
+            (StepStatus::Fail, at_fault),
+            "{call:?}"
+        );
     }
 }
 
@@ -118,31 +126,31 @@ fn a_child_that_crashes_fails_the_step_that_it_was_in() {
         (None, "ended in cuStreamSynchronize: it ended without a result"),
     ] {
         let mut child = child(Some(how), true);
-        let (steps, _) = outcome(&mut child, Duration::from_secs(60), &[Id::S01]);
+        let (steps, _) = outcome(&mut child, Duration::from_secs(60), &[StepId::S01]);
         assert_eq!((steps.len(), child.killed), (3, 0));
         assert!(steps[1].found.contains(part), "{}", steps[1].found);
         assert!(!steps[1].gpu_at_fault, "the out-of-memory killer ends processes, too");
-        assert_eq!(Report::new(None, steps).result, Outcome::Fail);
+        assert_eq!(SmokeReport::new(None, steps).result, SmokeOutcome::Fail);
     }
 }
 
 /// It crashes or hangs after its last step.
 #[test]
 fn a_child_that_crashes_late_has_not_passed() {
-    let all = [Id::S01, Id::S02, Id::S03];
+    let all = [StepId::S01, StepId::S02, StepId::S03];
     for ended in [Some(Some("exit status: 1".to_owned())), None] {
         let mut child = child(ended, true);
-        child.call = Some((Id::S03, "cuDevicePrimaryCtxRelease_v2".to_owned()));
+        child.call = Some((StepId::S03, "cuDevicePrimaryCtxRelease_v2".to_owned()));
         let (steps, _) = outcome(&mut child, Duration::from_millis(100), &all);
         let last = steps.last().expect("a step");
-        assert_eq!((last.id, last.status), (Id::S03, Status::Fail), "{steps:?}");
+        assert_eq!((last.id, last.status), (StepId::S03, StepStatus::Fail), "{steps:?}");
     }
 }
 
 #[test]
 fn a_child_that_reported_everything_and_ended_adds_nothing() {
     let mut child = child(Some(None), true);
-    let (steps, _) = outcome(&mut child, Duration::from_secs(60), &[Id::S01, Id::S02, Id::S03]);
+    let (steps, _) = outcome(&mut child, Duration::from_secs(60), &[StepId::S01, StepId::S02, StepId::S03]);
     assert_eq!(steps.len(), 3);
 }
 
@@ -150,6 +158,6 @@ fn a_child_that_reported_everything_and_ended_adds_nothing() {
 fn without_a_page_the_first_step_that_was_not_reported_fails() {
     let mut child = child(None, true);
     child.call = None;
-    let (steps, _) = outcome(&mut child, Duration::from_millis(50), &[Id::S01]);
-    assert_eq!((steps[1].id, steps[1].status), (Id::S02, Status::Fail));
+    let (steps, _) = outcome(&mut child, Duration::from_millis(50), &[StepId::S01]);
+    assert_eq!((steps[1].id, steps[1].status), (StepId::S02, StepStatus::Fail));
 }

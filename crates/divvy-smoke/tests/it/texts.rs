@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use divvy_smoke::steps::open::{Asked, NoLimits};
-use divvy_smoke::steps::share::{Grant, Limit};
-use divvy_smoke_report::Id;
+use divvy_smoke::steps::open::{AskedGpu, NoLimits};
+use divvy_smoke::steps::share::{GivenShare, GuardLimit};
+use divvy_smoke_report::StepId;
 
 use crate::fake::{Case, MIB, Machine};
 
@@ -17,7 +17,15 @@ fn a_run_prints_a_line_for_each_step() {
             context: 32 * MIB,
             ..Machine::default()
         },
-        steps: vec![Id::S01, Id::S02, Id::S03, Id::S05, Id::S06, Id::S07, Id::S09],
+        steps: vec![
+            StepId::S01,
+            StepId::S02,
+            StepId::S03,
+            StepId::S05,
+            StepId::S06,
+            StepId::S07,
+            StepId::S09,
+        ],
         ..Case::default()
     };
     insta::assert_snapshot!(case.run().report().text());
@@ -35,7 +43,7 @@ Done
 
 fn sample() -> Case {
     Case {
-        steps: vec![Id::S01, Id::S02],
+        steps: vec![StepId::S01, StepId::S02],
         sample: true,
         sizes: None,
         ..Case::default()
@@ -86,20 +94,20 @@ fn vector_add_never_prints_passed_after_an_error() {
 
 #[test]
 fn each_bad_input_has_its_message() {
-    let gpu = |gpu: &str| Asked {
+    let gpu = |gpu: &str| AskedGpu {
         gpu: Some(gpu.to_owned()),
-        ..Asked::default()
+        ..AskedGpu::default()
     };
-    let visible = |visible: &str| Asked {
+    let visible = |visible: &str| AskedGpu {
         visible: Some(visible.to_owned()),
-        ..Asked::default()
+        ..AskedGpu::default()
     };
-    let uuids = |uuid: &str| Asked {
-        grant: Grant {
+    let uuids = |uuid: &str| AskedGpu {
+        grant: GivenShare {
             uuids: vec![uuid.to_owned()],
             units: None,
         },
-        ..Asked::default()
+        ..AskedGpu::default()
     };
     let machine = |change: &dyn Fn(&mut Machine)| {
         let mut machine = Machine::default();
@@ -109,7 +117,7 @@ fn each_bad_input_has_its_message() {
             ..Case::of(machine)
         }
     };
-    let asked = |asked: Asked| Case {
+    let asked = |asked: AskedGpu| Case {
         asked,
         ..Case::default()
     };
@@ -118,7 +126,7 @@ fn each_bad_input_has_its_message() {
         (
             "the same, where the guard knows what a context takes",
             Case {
-                limit: Ok(Some(Limit {
+                limit: Ok(Some(GuardLimit {
                     bytes: 100 * MIB,
                     context: 520 * MIB,
                 })),

@@ -3,8 +3,8 @@
 use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
 use divvy_model::{Health, Inventory, Node, Phase, Pod};
 use divvy_testkit::nodes::{divvy_node, divvy_pod, edit_gpu, pending};
-use divvy_top::{Event, Key, State, Style, draw, lines};
-use divvy_view::{NoUsage, View, Waiting, view};
+use divvy_top::{KeyPress, ScreenStyle, TopEvent, TopState, draw, lines};
+use divvy_view::{NoUsage, View, WaitingPod, view};
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -100,12 +100,12 @@ fn usage() -> Usage {
     }
 }
 
-fn read(view: View) -> Event {
-    Event::Cluster { at: NOW, view }
+fn read(view: View) -> TopEvent {
+    TopEvent::Cluster { at: NOW, view }
 }
 
-fn waiting() -> Event {
-    let pod = |name: &str, seconds, why: &str, help: &[&str]| Waiting {
+fn waiting() -> TopEvent {
+    let pod = |name: &str, seconds, why: &str, help: &[&str]| WaitingPod {
         namespace: "ml".to_owned(),
         name: name.to_owned(),
         seconds,
@@ -132,12 +132,12 @@ fn waiting() -> Event {
         ),
         pod("new", None, "It asks for 2 GiB on one GPU.", &[]),
     ];
-    Event::Waiting(pods, None)
+    TopEvent::Waiting(pods, None)
 }
 
 /// Return a state that has seen the cluster, what is used on one node, and that another node does not answer.
-fn state() -> State {
-    let answered = |node: &str, answer| Event::Usage {
+fn state() -> TopState {
+    let answered = |node: &str, answer| TopEvent::Usage {
         node: node.to_owned(),
         at: NOW,
         answer,
@@ -148,21 +148,21 @@ fn state() -> State {
         answered("gpu-c", Err(NoUsage::Other("no answer in 5 s".to_owned()))),
     ]
     .into_iter()
-    .fold(State::default(), State::update)
+    .fold(TopState::default(), TopState::update)
 }
 
-fn press(state: State, keys: &[Key]) -> State {
-    keys.iter().fold(state, |state, key| state.update(Event::Key(*key)))
+fn press(state: TopState, keys: &[KeyPress]) -> TopState {
+    keys.iter().fold(state, |state, key| state.update(TopEvent::Key(*key)))
 }
 
-fn type_in(state: State, text: &str) -> State {
+fn type_in(state: TopState, text: &str) -> TopState {
     text.chars()
-        .fold(state, |state, key| state.update(Event::Key(Key::Char(key))))
+        .fold(state, |state, key| state.update(TopEvent::Key(KeyPress::Char(key))))
 }
 
 /// Return what is on a terminal of this size, and the state that knows it.
-fn screen_of(state: State, columns: u16, rows: u16, style: Style) -> (State, String) {
-    let state = state.update(Event::Size(columns, rows));
+fn screen_of(state: TopState, columns: u16, rows: u16, style: ScreenStyle) -> (TopState, String) {
+    let state = state.update(TopEvent::Size(columns, rows));
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal");
     terminal
         .draw(|frame| draw(&state, style, frame.area(), frame.buffer_mut()))
@@ -175,8 +175,8 @@ fn screen_of(state: State, columns: u16, rows: u16, style: Style) -> (State, Str
     (state, text)
 }
 
-fn screen(state: State, columns: u16, rows: u16) -> String {
-    screen_of(state, columns, rows, Style::default()).1
+fn screen(state: TopState, columns: u16, rows: u16) -> String {
+    screen_of(state, columns, rows, ScreenStyle::default()).1
 }
 
 #[test]
@@ -186,26 +186,26 @@ fn the_cluster_fits_80_columns() {
 
 #[test]
 fn a_wide_terminal_has_wider_names_and_bars() {
-    insta::assert_snapshot!(screen(press(state(), &[Key::Char('t')]), 120, 40));
+    insta::assert_snapshot!(screen(press(state(), &[KeyPress::Char('t')]), 120, 40));
 }
 
 #[test]
 fn a_narrow_terminal_has_fewer_columns() {
-    insta::assert_snapshot!(screen(press(state(), &[Key::Char('t')]), 60, 20));
+    insta::assert_snapshot!(screen(press(state(), &[KeyPress::Char('t')]), 60, 20));
 }
 
 #[test]
 fn a_table_has_the_rows_of_the_screen_and_no_end() {
-    let tree = press(state(), &[Key::Char('t')]);
+    let tree = press(state(), &[KeyPress::Char('t')]);
     let text = screen(tree.clone(), 80, 24);
-    let table = lines(&tree, Style::default(), 80);
+    let table = lines(&tree, ScreenStyle::default(), 80);
     assert_eq!(table.len(), 14);
     for (line, row) in text.lines().skip(1).zip(&table) {
         assert_eq!(line.trim_matches('"').trim_end(), row);
     }
     let nodes: Vec<Node> = (0..100).map(|number| node(&format!("gpu-{number:04}"), 1)).collect();
-    let many = State::default().update(read(view(&nodes, &[])));
-    assert_eq!(lines(&many, Style::default(), 80).len(), 101);
+    let many = TopState::default().update(read(view(&nodes, &[])));
+    assert_eq!(lines(&many, ScreenStyle::default(), 80).len(), 101);
 }
 
 #[test]
@@ -244,57 +244,61 @@ fn a_mig_device_has_a_row_with_what_is_used_of_it() {
     };
     let state = [
         read(view(&[node], &[])),
-        Event::Usage {
+        TopEvent::Usage {
             node: "gpu-m".to_owned(),
             at: NOW,
             answer: Ok(usage),
         },
     ]
     .into_iter()
-    .fold(State::default(), State::update);
-    insta::assert_snapshot!(lines(&press(state, &[Key::Char('t')]), Style::default(), 100).join("\n"));
+    .fold(TopState::default(), TopState::update);
+    insta::assert_snapshot!(lines(&press(state, &[KeyPress::Char('t')]), ScreenStyle::default(), 100).join("\n"));
 }
 
 #[test]
 fn a_node_shows_its_gpus_with_their_pods() {
-    insta::assert_snapshot!(screen(press(state(), &[Key::Enter]), 80, 24));
+    insta::assert_snapshot!(screen(press(state(), &[KeyPress::Enter]), 80, 24));
 }
 
 #[test]
 fn a_pod_shows_its_containers() {
-    insta::assert_snapshot!(screen(press(state(), &[Key::Enter, Key::Down, Key::Enter]), 80, 24));
+    insta::assert_snapshot!(screen(
+        press(state(), &[KeyPress::Enter, KeyPress::Down, KeyPress::Enter]),
+        80,
+        24
+    ));
 }
 
 #[test]
 fn all_pods_sorted_by_waste_have_the_most_idle_memory_first() {
-    let keys = ['p', 's', 's', 's', 's'].map(Key::Char);
+    let keys = ['p', 's', 's', 's', 's'].map(KeyPress::Char);
     insta::assert_snapshot!(screen(press(state(), &keys), 80, 24));
 }
 
 #[test]
 fn the_help_names_all_keys() {
-    insta::assert_snapshot!(screen(press(state(), &[Key::Char('?')]), 80, 24));
+    insta::assert_snapshot!(screen(press(state(), &[KeyPress::Char('?')]), 80, 24));
 }
 
 #[test]
 fn ascii_is_all_that_a_simple_terminal_gets() {
-    let style = Style {
+    let style = ScreenStyle {
         ascii: true,
         color: false,
     };
-    let (_, text) = screen_of(press(state(), &[Key::Char('t')]), 80, 24, style);
+    let (_, text) = screen_of(press(state(), &[KeyPress::Char('t')]), 80, 24, style);
     assert!(text.is_ascii(), "{text}");
     insta::assert_snapshot!(text);
 }
 
 #[test]
 fn waiting_pods_have_their_reasons_and_the_best_suggestion() {
-    let state = press(state().update(waiting()), &[Key::Char('w'), Key::Down]);
+    let state = press(state().update(waiting()), &[KeyPress::Char('w'), KeyPress::Down]);
     insta::assert_snapshot!(screen(state.clone(), 80, 24));
     insta::assert_snapshot!(screen(state.clone(), 60, 20));
     // Enter shows all suggestions.
-    insta::assert_snapshot!(screen(press(state.clone(), &[Key::Enter]), 80, 24));
-    let style = Style {
+    insta::assert_snapshot!(screen(press(state.clone(), &[KeyPress::Enter]), 80, 24));
+    let style = ScreenStyle {
         ascii: true,
         color: false,
     };
@@ -303,34 +307,34 @@ fn waiting_pods_have_their_reasons_and_the_best_suggestion() {
 
 #[test]
 fn a_table_is_followed_by_the_waiting_pods() {
-    let table = lines(&state(), Style::default(), 80);
-    let with = lines(&state().update(waiting()), Style::default(), 80);
+    let table = lines(&state(), ScreenStyle::default(), 80);
+    let with = lines(&state().update(waiting()), ScreenStyle::default(), 80);
     assert_eq!(with[..table.len()], table);
     insta::assert_snapshot!(with[table.len()..].join("\n"));
     assert!(with.iter().all(|line| line.chars().count() <= 80));
-    let none = state().update(Event::Waiting(Vec::new(), None));
-    assert_eq!(lines(&none, Style::default(), 80), table);
+    let none = state().update(TopEvent::Waiting(Vec::new(), None));
+    assert_eq!(lines(&none, ScreenStyle::default(), 80), table);
 }
 
 #[test]
 fn waiting_pods_are_read_only_while_a_screen_shows_them() {
-    let open = press(state(), &[Key::Char('w')]);
+    let open = press(state(), &[KeyPress::Char('w')]);
     assert!(!state().wants_waiting() && open.wants_waiting());
     assert!(open.wanted().is_empty());
     assert!(screen(open.clone(), 80, 24).contains("The waiting pods are being read."));
-    let why = press(open.clone().update(waiting()), &[Key::Enter]);
+    let why = press(open.clone().update(waiting()), &[KeyPress::Enter]);
     assert!(why.wants_waiting());
-    assert!(!press(open.clone(), &[Key::Esc]).wants_waiting());
-    assert!(!press(open, &[Key::Char('p')]).wants_waiting());
+    assert!(!press(open.clone(), &[KeyPress::Esc]).wants_waiting());
+    assert!(!press(open, &[KeyPress::Char('p')]).wants_waiting());
     // The pod does not wait any more.
-    let gone = why.update(Event::Waiting(Vec::new(), None));
+    let gone = why.update(TopEvent::Waiting(Vec::new(), None));
     assert!(screen(gone, 80, 24).contains("No pod waits for GPUs."));
 }
 
 #[test]
 fn what_is_not_known_of_the_waiting_pods_is_said_as_a_whole() {
     let unknown = "it is not known which pods wait: you lack the right to list nodes in the whole cluster; ask an administrator for the role";
-    let state = press(state(), &[Key::Char('w')]).update(Event::Waiting(Vec::new(), Some(unknown.to_owned())));
+    let state = press(state(), &[KeyPress::Char('w')]).update(TopEvent::Waiting(Vec::new(), Some(unknown.to_owned())));
     let text = screen(state, 60, 20).replace(['"', '\n'], " ");
     let words: Vec<&str> = text.split_whitespace().collect();
     assert!(words.join(" ").contains(unknown), "{text}");
@@ -348,16 +352,16 @@ fn sorted_by_age_the_oldest_pod_comes_first_with_its_age() {
         pod("ml", "unknown", "gpu-a", 1, Some(0)),
         created(pod("ml", "starting", "gpu-a", 1, None), 7200),
     ];
-    let state = State::default().update(read(view(&[node("gpu-a", 1), node("gpu-b", 1)], &pods)));
-    let by_age = press(state, &["s"; 5].map(|_| Key::Char('s')));
-    let names = |state: State| -> Vec<String> {
+    let state = TopState::default().update(read(view(&[node("gpu-a", 1), node("gpu-b", 1)], &pods)));
+    let by_age = press(state, &["s"; 5].map(|_| KeyPress::Char('s')));
+    let names = |state: TopState| -> Vec<String> {
         let text = screen(state, 80, 24);
         let rows = text.lines().skip(2).map(|line| line.trim_matches('"').to_owned());
         rows.take_while(|line| !line.trim().is_empty()).collect()
     };
     let rows = names(by_age.clone());
     assert!(rows[0].starts_with("gpu-b") && rows[1].starts_with("gpu-a"), "{rows:?}");
-    let rows = names(press(by_age, &[Key::Char('p')]));
+    let rows = names(press(by_age, &[KeyPress::Char('p')]));
     let begins: Vec<&str> = rows.iter().filter_map(|row| row.split(' ').next()).collect();
     assert_eq!(begins, ["ml/old", "ml/starting", "ml/young", "ml/unknown"]);
     assert!(rows[0].ends_with("3 d") || rows[0].contains(" 3 d "), "{rows:?}");
@@ -367,9 +371,9 @@ fn sorted_by_age_the_oldest_pod_comes_first_with_its_age() {
 #[test]
 fn without_agent_rights_used_columns_are_dashes() {
     let notice = "USED and BUSY need the right to get pods/proxy in the namespace divvy-system";
-    let state = State::default()
+    let state = TopState::default()
         .update(read(cluster()))
-        .update(Event::Refused(notice.to_owned()));
+        .update(TopEvent::Refused(notice.to_owned()));
     let text = screen(state, 80, 24);
     assert!(text.contains(notice), "{text}");
     let row = text.lines().find(|line| line.contains("gpu-a")).expect("the node");
@@ -379,7 +383,12 @@ fn without_agent_rights_used_columns_are_dashes() {
 #[test]
 fn a_terminal_without_columns_or_rows_shows_nothing() {
     for (columns, rows) in [(0, 0), (0, 24), (80, 0), (1, 1), (2, 2), (19, 3), (80, 1), (80, 2)] {
-        for keys in [&[][..], &[Key::Char('?')], &[Key::Char('t')], &[Key::Char('/')]] {
+        for keys in [
+            &[][..],
+            &[KeyPress::Char('?')],
+            &[KeyPress::Char('t')],
+            &[KeyPress::Char('/')],
+        ] {
             let text = screen(press(state(), keys), columns, rows);
             assert_eq!(text.lines().count(), usize::from(rows), "{columns} {rows}");
         }
@@ -389,21 +398,23 @@ fn a_terminal_without_columns_or_rows_shows_nothing() {
 #[test]
 fn only_nodes_on_the_screen_are_asked() {
     let nodes: Vec<Node> = (0..5000).map(|number| node(&format!("gpu-{number:04}"), 1)).collect();
-    let state = State::default().update(Event::Size(80, 24)).update(read(view(&nodes, &[])));
+    let state = TopState::default()
+        .update(TopEvent::Size(80, 24))
+        .update(read(view(&nodes, &[])));
     let wanted: Vec<String> = state.wanted().into_iter().collect();
     assert_eq!(wanted.len(), 21);
     assert_eq!((wanted[0].as_str(), wanted[20].as_str()), ("gpu-0000", "gpu-0020"));
-    let state = press(state, &[Key::PageDown, Key::PageDown]);
+    let state = press(state, &[KeyPress::PageDown, KeyPress::PageDown]);
     assert_eq!(state.wanted().first().map(String::as_str), Some("gpu-0022"));
-    let state = press(state, &[Key::End, Key::Enter]);
+    let state = press(state, &[KeyPress::End, KeyPress::Enter]);
     assert_eq!(state.wanted().into_iter().collect::<Vec<_>>(), ["gpu-4999"]);
 }
 
 #[test]
 fn the_cursor_stays_on_its_row_when_others_come() {
-    let state = press(state(), &[Key::Down]);
+    let state = press(state(), &[KeyPress::Down]);
     let more = view(&[node("gpu-0", 1), node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)], &[]);
-    let state = press(state.update(read(more)), &[Key::Enter]);
+    let state = press(state.update(read(more)), &[KeyPress::Enter]);
     let text = screen(state, 80, 24);
     assert!(text.contains("node gpu-b"), "{text}");
 }
@@ -411,7 +422,7 @@ fn the_cursor_stays_on_its_row_when_others_come() {
 #[test]
 fn a_screen_whose_node_or_pod_has_gone_is_left() {
     let gone = view(&[node("gpu-b", 1)], &[]);
-    for keys in [&[Key::Enter][..], &[Key::Enter, Key::Down, Key::Enter]] {
+    for keys in [&[KeyPress::Enter][..], &[KeyPress::Enter, KeyPress::Down, KeyPress::Enter]] {
         let before = press(state(), keys);
         assert!(!screen(before.clone(), 80, 24).contains("  cluster"));
         let text = screen(before.update(read(gone.clone())), 80, 24);
@@ -427,14 +438,14 @@ fn a_filter_keeps_the_rows_with_its_text_until_it_is_removed() {
         text.contains("gpu-b ") && !text.contains("gpu-a") && text.contains("/gpu-b"),
         "{text}"
     );
-    let text = screen(press(typed.clone(), &[Key::Enter]), 80, 24);
+    let text = screen(press(typed.clone(), &[KeyPress::Enter]), 80, 24);
     assert!(text.contains("filter: gpu-b") && !text.contains("gpu-a"), "{text}");
-    let text = screen(press(typed, &[Key::Enter, Key::Esc]), 80, 24);
+    let text = screen(press(typed, &[KeyPress::Enter, KeyPress::Esc]), 80, 24);
     assert!(text.contains("gpu-a") && !text.contains("filter:"), "{text}");
     // While the user types a filter, characters are not commands.
     assert!(!type_in(state(), "/q").is_done());
     assert!(type_in(state(), "q").is_done());
-    assert!(press(type_in(state(), "/q"), &[Key::Interrupt]).is_done());
+    assert!(press(type_in(state(), "/q"), &[KeyPress::Interrupt]).is_done());
 }
 
 #[test]
@@ -444,27 +455,27 @@ fn no_text_of_a_node_moves_the_cursor() {
     let node = std::sync::Arc::make_mut(&mut shown.nodes[0]);
     node.driver_trouble = Some(hostile.to_owned());
     node.gpus[0].model = Some(hostile.to_owned());
-    let state = State::default()
+    let state = TopState::default()
         .update(read(shown))
-        .update(Event::Trouble(Some(hostile.to_owned())));
-    let text = screen(press(state, &[Key::Char('t')]), 120, 24);
+        .update(TopEvent::Trouble(Some(hostile.to_owned())));
+    let text = screen(press(state, &[KeyPress::Char('t')]), 120, 24);
     assert!(text.contains("bad\\u{1b}[2J"), "{text}");
     assert!(!text.contains(['\u{1b}', '\u{202e}', '\t']), "{text:?}");
 }
 
-fn events() -> impl Strategy<Value = Vec<Event>> {
+fn events() -> impl Strategy<Value = Vec<TopEvent>> {
     let keys = prop_oneof![
-        prop::sample::select("q?/stpwkjgGx".chars().collect::<Vec<_>>()).prop_map(Key::Char),
+        prop::sample::select("q?/stpwkjgGx".chars().collect::<Vec<_>>()).prop_map(KeyPress::Char),
         prop::sample::select(vec![
-            Key::Enter,
-            Key::Esc,
-            Key::Backspace,
-            Key::Up,
-            Key::Down,
-            Key::PageUp,
-            Key::PageDown,
-            Key::Home,
-            Key::End
+            KeyPress::Enter,
+            KeyPress::Esc,
+            KeyPress::Backspace,
+            KeyPress::Up,
+            KeyPress::Down,
+            KeyPress::PageUp,
+            KeyPress::PageDown,
+            KeyPress::Home,
+            KeyPress::End
         ]),
     ];
     let usage = (any::<u64>(), any::<u64>(), 0..=100_u32).prop_map(|(limit, used, busy)| {
@@ -476,13 +487,13 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         usage
     });
     let event = prop_oneof![
-        8 => keys.prop_map(Event::Key),
-        1 => (0..200_u16, 0..60_u16).prop_map(|(columns, rows)| Event::Size(columns, rows)),
+        8 => keys.prop_map(TopEvent::Key),
+        1 => (0..200_u16, 0..60_u16).prop_map(|(columns, rows)| TopEvent::Size(columns, rows)),
         1 => prop::sample::subsequence(vec![node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)], 0..=3)
             .prop_map(|nodes| read(view(&nodes, &[pod("ml", "train-0", "gpu-a", 24, Some(0))]))),
         1 => Just(waiting()),
-        1 => Just(Event::Waiting(Vec::new(), Some("it is not known".to_owned()))),
-        1 => (any::<u64>(), usage).prop_map(|(at, usage)| Event::Usage { node: "gpu-a".to_owned(), at, answer: Ok(usage) }),
+        1 => Just(TopEvent::Waiting(Vec::new(), Some("it is not known".to_owned()))),
+        1 => (any::<u64>(), usage).prop_map(|(at, usage)| TopEvent::Usage { node: "gpu-a".to_owned(), at, answer: Ok(usage) }),
     ];
     prop::collection::vec(event, 0..60)
 }
@@ -492,13 +503,13 @@ proptest! {
 
     #[test]
     fn every_state_can_be_drawn_and_shows_its_cursor(events in events(), columns in 0..200_u16, rows in 0..60_u16) {
-        let state = events.into_iter().fold(state(), State::update);
-        let (state, _) = screen_of(state, columns, rows, Style { ascii: false, color: true });
+        let state = events.into_iter().fold(state(), TopState::update);
+        let (state, _) = screen_of(state, columns, rows, ScreenStyle { ascii: false, color: true });
         prop_assert!(state.wanted().len() <= usize::from(rows));
         // The selected row is the one in reverse.
-        let state = press(state.update(Event::Size(80, 24)), &[Key::Esc]);
+        let state = press(state.update(TopEvent::Size(80, 24)), &[KeyPress::Esc]);
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("a terminal");
-        terminal.draw(|frame| draw(&state, Style::default(), frame.area(), frame.buffer_mut())).expect("drawn");
+        terminal.draw(|frame| draw(&state, ScreenStyle::default(), frame.area(), frame.buffer_mut())).expect("drawn");
         let buffer = terminal.backend().buffer();
         let is_reversed = |line: u16| buffer[(0, line)].modifier.contains(ratatui::style::Modifier::REVERSED);
         let marked = (0..24).filter(|line| is_reversed(*line)).count();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use divvy_view_sim::mixed;
-use divvy_web::Refused;
+use divvy_web::TokenRefusal;
 use futures::StreamExt as _;
 use http::Response;
 
@@ -91,7 +91,7 @@ async fn stream_of(site: &Site, path: &str) -> String {
 }
 
 /// Change what one node uses.
-fn touched(step: u64, node: &str, sample: u64) -> divvy_page::Scene {
+fn touched(step: u64, node: &str, sample: u64) -> divvy_page::ClusterScene {
     let mut scene = scene(mixed(0));
     if step > 0 {
         let later = mixed(step).usage.remove(node).expect("measured");
@@ -204,7 +204,7 @@ async fn a_reader_that_was_slow_gets_each_part_once_and_as_it_is_now() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_within_a_minute_after_its_token_has_expired() {
     let site = Site::new();
-    for refused in [Refused::Unknown, Refused::Unavailable { why: "away".to_owned() }] {
+    for refused in [TokenRefusal::Unknown, TokenRefusal::Unavailable { why: "away".to_owned() }] {
         site.answers(Ok(()));
         let mut reader = Reader::of(site.get(&stream_of(&site, "/waiting").await).await);
         let started = tokio::time::Instant::now();

@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 
-use divvy_web::{Gate as _, Hosts, LocalToken, Refused};
+use divvy_web::{Gate as _, Hosts, LocalToken, TokenRefusal};
 use flate2::read::GzDecoder;
 use http_body_util::BodyExt as _;
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ async fn only_a_valid_token_opens_a_page() {
 async fn a_missing_right_is_named() {
     let site = Site::new();
     let right = "list pods in all namespaces".to_owned();
-    site.answers(Err(Refused::Forbidden { right }));
+    site.answers(Err(TokenRefusal::Forbidden { right }));
     let response = site.get("/").await;
     assert_eq!(response.status(), 403);
     let page = text(response).await;
@@ -67,7 +67,7 @@ async fn a_missing_right_is_named() {
     );
 
     let why = "The API server gave no answer within 5 s.".to_owned();
-    site.answers(Err(Refused::Unavailable { why }));
+    site.answers(Err(TokenRefusal::Unavailable { why }));
     for path in ["/", "/events?at=/", "/?token=a-token"] {
         let response = site.get(path).await;
         assert_eq!(
@@ -328,7 +328,7 @@ async fn the_local_token_is_random_and_the_only_one() {
     assert_eq!(one.text().len(), 64);
     assert_eq!(one.check(one.text()).await, Ok(()));
     for wrong in [other.text(), "", &one.text()[..63], &format!("{}0", one.text())] {
-        assert_eq!(one.check(wrong).await, Err(Refused::Unknown));
+        assert_eq!(one.check(wrong).await, Err(TokenRefusal::Unknown));
     }
     assert!(!format!("{one:?}").contains(one.text()));
 }

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::Body;
-use divvy_page::{Measured, Scene};
-use divvy_view_sim::{Cluster, mixed};
-use divvy_web::{Gate, Hosts, Hub, Refused, router};
+use divvy_page::{ClusterScene, MeasuredUsage};
+use divvy_view_sim::{ClusterMoment, mixed};
+use divvy_web::{Gate, Hosts, PageHub, TokenRefusal, router};
 use futures::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
@@ -17,14 +17,14 @@ pub(crate) const HOST: &str = "127.0.0.1:8080";
 
 /// A gate that takes [`TOKEN`], and answers what a test sets.
 #[derive(Debug)]
-pub(crate) struct Door(Mutex<Result<(), Refused>>);
+pub(crate) struct Door(Mutex<Result<(), TokenRefusal>>);
 
 impl Gate for Door {
-    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), Refused>> {
+    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<(), TokenRefusal>> {
         let answer = if token == TOKEN {
             self.0.lock().expect("no panic").clone()
         } else {
-            Err(Refused::Unknown)
+            Err(TokenRefusal::Unknown)
         };
         Box::pin(std::future::ready(answer))
     }
@@ -35,7 +35,7 @@ impl Gate for Door {
 }
 
 pub(crate) struct Site {
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) hub: Arc<PageHub>,
     pub(crate) router: Router,
     door: Arc<Door>,
 }
@@ -57,13 +57,13 @@ impl Site {
     }
 
     fn empty(hosts: Hosts) -> Site {
-        let hub = Arc::new(Hub::new());
+        let hub = Arc::new(PageHub::new());
         let door = Arc::new(Door(Mutex::new(Ok(()))));
         let router = router(hub.clone(), door.clone(), hosts);
         Site { hub, router, door }
     }
 
-    pub(crate) fn answers(&self, answer: Result<(), Refused>) {
+    pub(crate) fn answers(&self, answer: Result<(), TokenRefusal>) {
         *self.door.0.lock().expect("no panic") = answer;
     }
 
@@ -88,18 +88,18 @@ impl Site {
     }
 }
 
-pub(crate) fn scene(cluster: Cluster) -> Scene {
+pub(crate) fn scene(cluster: ClusterMoment) -> ClusterScene {
     let at = cluster.at;
-    Scene {
+    ClusterScene {
         at,
         view: cluster.view,
         answers: cluster
             .usage
             .into_iter()
-            .map(|(node, usage)| (node, Measured { at, usage }))
+            .map(|(node, usage)| (node, MeasuredUsage { at, usage }))
             .collect(),
         waiting: cluster.waiting,
-        ..Scene::default()
+        ..ClusterScene::default()
     }
 }
 

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{PodAffinityTerm, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-use crate::evaluate::{Question, node_matches, tolerates};
+use crate::evaluate::{SnapshotQuestion, node_matches, tolerates};
 use crate::selector::selects;
-use crate::{Labels, Obstacle, Site};
+use crate::{LabelMap, NodeSite, Obstacle};
 
 /// The other pods, as far as they matter to one question.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(crate) struct Peers {
     affinity: Option<Affinity>,
     /// Topology key and value → a pod in that domain that the waiting pod's own anti-affinity avoids.
     avoids: BTreeMap<(String, String), Option<String>>,
-    spread: Vec<Spread>,
+    spread: Vec<TopologySpread>,
 }
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Affinity {
 }
 
 #[derive(Debug)]
-struct Spread {
+struct TopologySpread {
     key: String,
     max_skew: i32,
     counts: BTreeMap<String, i64>,
@@ -40,10 +40,10 @@ struct Spread {
 }
 
 /// The labels of the namespaces; `None` if they could not be read.
-type Namespaces<'a> = Option<&'a BTreeMap<String, Labels>>;
+type Namespaces<'a> = Option<&'a BTreeMap<String, LabelMap>>;
 
 impl Peers {
-    pub(crate) fn of(question: &Question<'_>) -> Peers {
+    pub(crate) fn of(question: &SnapshotQuestion<'_>) -> Peers {
         let snapshot = question.snapshot;
         let wants = &*question.wants;
         let own = (wants.pod.namespace.as_str(), &wants.labels);
@@ -71,7 +71,7 @@ impl Peers {
         peers
     }
 
-    fn read_affinity(&mut self, question: &Question<'_>) {
+    fn read_affinity(&mut self, question: &SnapshotQuestion<'_>) {
         let (snapshot, wants) = (question.snapshot, &*question.wants);
         let own = (wants.pod.namespace.as_str(), &wants.labels);
         let with = wants.affinity.pod_affinity.as_ref();
@@ -86,7 +86,7 @@ impl Peers {
             return;
         }
         let namespaces = snapshot.namespaces.as_ref();
-        let all = |pod: (&str, &Labels)| with.iter().all(|term| term_matches(term, own, pod, namespaces));
+        let all = |pod: (&str, &LabelMap)| with.iter().all(|term| term_matches(term, own, pod, namespaces));
         let mut there = BTreeMap::new();
         for (position, tenant) in snapshot
             .tenants
@@ -114,7 +114,7 @@ impl Peers {
     }
 
     /// Add the obstacles on a node.
-    pub(crate) fn obstacles(&self, site: &Site, found: &mut Vec<Obstacle>) {
+    pub(crate) fn obstacles(&self, site: &NodeSite, found: &mut Vec<Obstacle>) {
         let places = || site.labels.iter().map(|(key, value)| (key.clone(), value.clone()));
         if !self.avoided.is_empty()
             && let Some((topology, pod)) = places().find_map(|place| Some((place.0.clone(), self.avoided.get(&place)?.clone())))
@@ -132,7 +132,7 @@ impl Peers {
 }
 
 impl Affinity {
-    fn obstacle(&self, site: &Site) -> Option<Obstacle> {
+    fn obstacle(&self, site: &NodeSite) -> Option<Obstacle> {
         let missing = |key: &&String| match site.labels.get(*key) {
             None => true,
             Some(value) => {
@@ -145,8 +145,8 @@ impl Affinity {
     }
 }
 
-impl Spread {
-    fn obstacle(&self, site: &Site) -> Option<Obstacle> {
+impl TopologySpread {
+    fn obstacle(&self, site: &NodeSite) -> Option<Obstacle> {
         let skew = match site.labels.get(&self.key) {
             None => None,
             Some(value) => {
@@ -166,7 +166,7 @@ impl Spread {
 }
 
 /// Count the pods that match a constraint's selector, in each domain of the constraint.
-fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spread {
+fn spread(question: &SnapshotQuestion<'_>, constraint: &TopologySpreadConstraint) -> TopologySpread {
     let (snapshot, wants) = (question.snapshot, &*question.wants);
     let mut selector = constraint.label_selector.clone();
     for key in constraint.match_label_keys.iter().flatten() {
@@ -174,7 +174,7 @@ fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spr
             require(selector, "In", key, value);
         }
     }
-    let selected = |labels: &Labels| selector.as_ref().is_some_and(|selector| selects(selector, labels));
+    let selected = |labels: &LabelMap| selector.as_ref().is_some_and(|selector| selects(selector, labels));
     let keys: Vec<&String> = wants
         .spread
         .iter()
@@ -205,7 +205,7 @@ fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spr
     let enough = constraint
         .min_domains
         .is_none_or(|domains| counts.len() >= usize::try_from(domains).unwrap_or(0));
-    Spread {
+    TopologySpread {
         key: constraint.topology_key.clone(),
         max_skew: constraint.max_skew,
         fewest: if enough {
@@ -219,7 +219,7 @@ fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spr
 }
 
 /// Report whether a term of one pod matches another pod. Both pods are given as (namespace, labels).
-fn term_matches(term: &PodAffinityTerm, of: (&str, &Labels), pod: (&str, &Labels), namespaces: Namespaces<'_>) -> bool {
+fn term_matches(term: &PodAffinityTerm, of: (&str, &LabelMap), pod: (&str, &LabelMap), namespaces: Namespaces<'_>) -> bool {
     let Some(selector) = &term.label_selector else {
         return false;
     };
@@ -228,7 +228,7 @@ fn term_matches(term: &PodAffinityTerm, of: (&str, &Labels), pod: (&str, &Labels
         None if named.is_empty() => pod.0 == of.0,
         None => named.iter().any(|name| name == pod.0),
         Some(selector) => {
-            let none = Labels::new();
+            let none = LabelMap::new();
             let labels = namespaces.and_then(|namespaces| namespaces.get(pod.0)).unwrap_or(&none);
             named.iter().any(|name| name == pod.0) || selects(selector, labels)
         }

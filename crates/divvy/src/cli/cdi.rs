@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
-use divvy_cdi::Version;
+use divvy_cdi::CdiVersion;
 
 /// Describe GPUs to container engines (CDI): generate specs, list devices, validate specs
 #[derive(Debug, Subcommand)]
@@ -93,7 +93,7 @@ pub struct CdiGenerateArgs {
     /// The newest CDI version that the engine understands; newer features are omitted. The spec declares the oldest version
     /// that it needs
     #[arg(long, value_name = "VERSION", default_value = "1.1.0", value_parser = version)]
-    pub cdi_version: Version,
+    pub cdi_version: CdiVersion,
     /// How to find NVIDIA GPUs: probe queries the driver (and finds the UUIDs of MIG devices), proc reads /proc/driver/nvidia
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub gpus_from: CdiSource,
@@ -108,8 +108,8 @@ pub struct CdiGenerateArgs {
     pub without_effect: Vec<String>,
 }
 
-fn version(text: &str) -> anyhow::Result<Version> {
-    Version::parse(text).with_context(|| format!("the versions are {}", Version::ALL.map(Version::as_str).join(", ")))
+fn version(text: &str) -> anyhow::Result<CdiVersion> {
+    CdiVersion::parse(text).with_context(|| format!("the versions are {}", CdiVersion::ALL.map(CdiVersion::as_str).join(", ")))
 }
 
 /// The vendors of GPUs.

@@ -26,7 +26,7 @@ struct NvidiaCtk {
     #[arg(long, short, action = ArgAction::Version)]
     _version: Option<bool>,
     #[command(subcommand)]
-    command: Command,
+    command: CtkCommand,
 }
 
 const VERSION: &str = concat!(
@@ -49,35 +49,35 @@ fn variable(text: &str) -> anyhow::Result<bool> {
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CtkCommand {
     /// Configure container engines
     #[command(subcommand)]
-    Runtime(Runtime),
+    Runtime(RuntimeCommand),
     /// Generate, list, and transform CDI specs
     #[command(subcommand)]
-    Cdi(Cdi),
+    Cdi(CtkCdiCommand),
     /// Show or change the settings of the runtime (config.toml)
     #[command(args_conflicts_with_subcommands = true, args_override_self = true)]
-    Config(Config),
+    Config(CtkConfigArgs),
     /// Create device nodes, and links to them
     #[command(subcommand)]
     System(System),
     /// Run divvy-hook, as CDI specs request when a container starts
     #[command(disable_help_flag = true)]
-    Hook(Other),
+    Hook(HookWords),
     /// Accepted for compatibility; reports nothing about the machine
-    Info(Info),
+    Info(CtkInfoArgs),
 }
 
 /// The arguments of `divvy-hook`, which are passed on unchanged.
 #[derive(Debug, Args)]
-struct Other {
+struct HookWords {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     _words: Vec<String>,
 }
 
 #[derive(Debug, Args)]
-struct Info {
+struct CtkInfoArgs {
     #[arg(hide = true)]
     rest: Vec<String>,
 }
@@ -201,7 +201,7 @@ impl System {
 }
 
 #[derive(Debug, Args)]
-struct Config {
+struct CtkConfigArgs {
     #[command(subcommand)]
     command: Option<ConfigCommand>,
     /// The configuration file
@@ -232,11 +232,11 @@ enum ConfigCommand {
 #[derive(Debug, Subcommand)]
 enum Transform {
     /// Move paths below another root
-    Root(Root),
+    Root(TransformRoot),
 }
 
 #[derive(Debug, Args)]
-struct Root {
+struct TransformRoot {
     /// The current root of the paths
     #[arg(long)]
     from: String,
@@ -255,17 +255,17 @@ struct Root {
 }
 
 #[derive(Debug, Subcommand)]
-enum Runtime {
+enum RuntimeCommand {
     /// Add the runtime to an engine's configuration
     Configure(Box<Configure>),
 }
 
 #[derive(Debug, Subcommand)]
-enum Cdi {
+enum CtkCdiCommand {
     /// Generate a CDI spec of this machine's GPUs
     Generate(Box<Generate>),
     /// List the names of the CDI devices
-    List(List),
+    List(CtkListArgs),
     /// Change a spec
     #[command(subcommand)]
     Transform(Transform),
@@ -518,7 +518,7 @@ impl Generate {
 const NO_GROUPS: &str = "no-additional-gids-for-device-nodes";
 
 #[derive(Debug, Args)]
-struct List {
+struct CtkListArgs {
     /// Directories of specs
     #[arg(long, env = "NVIDIA_CTK_CDI_SPEC_DIRS", value_delimiter = ',')]
     spec_dir: Vec<String>,
@@ -602,13 +602,13 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
     }
     let flag = |words: &mut Vec<String>, name: &str, value: &str| words.push(format!("--{name}={value}"));
     match parsed.command {
-        Command::System(system) => words.extend(system.words()?),
+        CtkCommand::System(system) => words.extend(system.words()?),
         // A valid call of `nvidia-ctk hook` was already handled by [`hook`].
-        Command::Hook(_) => {
+        CtkCommand::Hook(_) => {
             let what = "only --debug, --quiet, and --config may precede hook: nvidia-ctk hook update-ldcache --folder DIR";
             return Err(NvidiaCtk::command().error(ErrorKind::ValueValidation, what));
         }
-        Command::Info(args) => match args.rest.first() {
+        CtkCommand::Info(args) => match args.rest.first() {
             Some(word) if !matches!(word.as_str(), "help" | "h") => {
                 return Err(NvidiaCtk::command().error(ErrorKind::InvalidSubcommand, format!("info has no command {word:?}")));
             }
@@ -616,7 +616,7 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
                 help(&["nvidia-ctk".into(), "info".into()])?;
             }
         },
-        Command::Runtime(Runtime::Configure(args)) => {
+        CtkCommand::Runtime(RuntimeCommand::Configure(args)) => {
             if matches!(args.rest.first().map(String::as_str), Some("help" | "h")) {
                 help(&given)?;
             }
@@ -625,7 +625,7 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
                 words.push("--quiet".to_owned());
             }
         }
-        Command::Cdi(Cdi::Generate(args)) => {
+        CtkCommand::Cdi(CtkCdiCommand::Generate(args)) => {
             words.extend(
                 [
                     "cdi",
@@ -658,13 +658,13 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
             flag(&mut words, "vendor-name", &args.vendor);
             flag(&mut words, "class", &args.class);
         }
-        Command::Cdi(Cdi::List(args)) => {
+        CtkCommand::Cdi(CtkCdiCommand::List(args)) => {
             words.extend(["cdi", "list", "-o", "name"].map(str::to_owned));
             for directory in &args.spec_dir {
                 flag(&mut words, "spec-dir", directory);
             }
         }
-        Command::Cdi(Cdi::Transform(Transform::Root(args))) => {
+        CtkCommand::Cdi(CtkCdiCommand::Transform(Transform::Root(args))) => {
             words.extend(["cdi", "transform"].map(str::to_owned));
             let output = if args.output.is_empty() { "-" } else { &args.output };
             for (name, value) in [
@@ -677,7 +677,7 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
                 flag(&mut words, name, value);
             }
         }
-        Command::Config(args) => {
+        CtkCommand::Config(args) => {
             words.push("runtime-config".to_owned());
             let output = match args.command {
                 Some(ConfigCommand::Default { output }) => {

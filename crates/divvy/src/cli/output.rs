@@ -13,14 +13,14 @@ const JSONPATH: &str = "jsonpath=";
 
 /// The output format that the user chose.
 #[derive(Debug, Clone)]
-pub enum Output<F> {
+pub enum OutputFormat<F> {
     /// One of the command's own formats.
     Form(F),
     /// `jsonpath=TEMPLATE`: parts of the JSON output, as kubectl prints them.
     JsonPath(Template),
 }
 
-/// The clap value parser for [`Output`].
+/// The clap value parser for [`OutputFormat`].
 #[derive(Debug)]
 pub struct OutputParser<F>(PhantomData<F>);
 
@@ -44,20 +44,20 @@ impl<F> Clone for OutputParser<F> {
 }
 
 impl<F: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for OutputParser<F> {
-    type Value = Output<F>;
+    type Value = OutputFormat<F>;
 
-    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Output<F>, clap::Error> {
+    fn parse_ref(&self, cmd: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<OutputFormat<F>, clap::Error> {
         if let Some(template) = value.to_str().and_then(|text| text.strip_prefix(JSONPATH)) {
             let wrong = |why| {
                 cmd.clone()
                     .error(ErrorKind::ValueValidation, format!("-o {JSONPATH}{template}: {why}"))
             };
-            return template.parse().map(Output::JsonPath).map_err(wrong);
+            return template.parse().map(OutputFormat::JsonPath).map_err(wrong);
         }
         // `PossibleValuesParser` reports an unknown format in the same words as for every other flag with a list of values.
         let known = all::<F>();
         PossibleValuesParser::new(known).parse_ref(cmd, arg, value)?;
-        EnumValueParser::<F>::new().parse_ref(cmd, arg, value).map(Output::Form)
+        EnumValueParser::<F>::new().parse_ref(cmd, arg, value).map(OutputFormat::Form)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {

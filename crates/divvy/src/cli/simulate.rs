@@ -98,7 +98,7 @@ pub struct SimulateArgs {
     pub arrivals: Option<Arrivals>,
     /// How long pods run [default: exp with --load or --arrivals poisson, else indefinitely]
     #[arg(long, value_name = "HOW", help_heading = "How pods arrive and end")]
-    pub lifetimes: Option<Lifetimes>,
+    pub lifetimes: Option<LifetimesArg>,
     /// GPU requests of the pods at any time, as a fraction of the cluster's GPUs, such as 0.9 or 0.90,0.97,1.05 [default with --arrivals
     /// poisson: 0.9]
     #[arg(long, value_name = "LOAD", value_delimiter = ',', value_parser = hundredths, help_heading = "How pods arrive and end")]
@@ -191,7 +191,7 @@ pub enum Arrivals {
 
 /// How long pods run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Lifetimes {
+pub enum LifetimesArg {
     /// Exponentially distributed, with the same mean for all pods
     Exp,
     /// From creation_time to deletion_time; with --arrivals poisson, all of these times multiplied by one factor

@@ -1,7 +1,7 @@
 //! `divvy audit`: audit the present state of a cluster.
 
-use crate::audit::{self, Verdict};
-use divvy_audit::{Audit, Fact, Kind, Limits, Moment};
+use crate::audit::{self, AuditVerdict};
+use divvy_audit::{Audit, AuditLimits, Fact, Moment, WatchedKind};
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_kube::{client, convert, list};
@@ -16,12 +16,12 @@ use divvy_program::Unclear;
 
 /// Run `divvy audit`. Return whether the audit has no findings.
 pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
-    let mut audit = Audit::new(Limits {
+    let mut audit = Audit::new(AuditLimits {
         leak_ms: i64::try_from(args.leak_after.as_millis()).unwrap_or(i64::MAX),
         remember_ms: 0,
         reports: false,
         unit: args.memory_unit,
-        ..Limits::default()
+        ..AuditLimits::default()
     });
     let now_ms = audit_once(&args, &mut audit).await?;
     let outcome = audit.finish(Some(now_ms));
@@ -32,7 +32,7 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
     }
     match audit::unclear(&outcome) {
         Some(why) => Err(Unclear(why).into()),
-        None => Ok(audit::verdict(&outcome) == Verdict::Sound),
+        None => Ok(audit::verdict(&outcome) == AuditVerdict::Sound),
     }
 }
 
@@ -45,7 +45,7 @@ async fn audit_once(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> 
     let begins = |kind| Fact::ListBegins { kind, why: None };
     let at_ms = now_ms();
     let when = Moment { revision: None, at_ms };
-    audit.take(when, begins(Kind::Nodes));
+    audit.take(when, begins(WatchedKind::Nodes));
     let node = |object: NodeObject| (revision(&object.metadata), convert::node(&object));
     let all = list::each_node(client, node, |(revision, node)| {
         arrived.node();
@@ -56,8 +56,13 @@ async fn audit_once(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> 
     warn_left_out("node", &left_out);
     let at_ms = now_ms();
     let when = Moment { revision: None, at_ms };
-    audit.take(when, Fact::ListEnds { kind: Kind::Nodes });
-    audit.take(when, begins(Kind::Pods));
+    audit.take(
+        when,
+        Fact::ListEnds {
+            kind: WatchedKind::Nodes,
+        },
+    );
+    audit.take(when, begins(WatchedKind::Pods));
     let pod = |object: PodObject| {
         let delete_by = object.metadata.deletion_timestamp.as_ref();
         let delete_by_ms = delete_by.map(|time| time.0.as_millisecond());
@@ -72,7 +77,7 @@ async fn audit_once(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> 
     });
     let left_out = arrived.shown(all).await?;
     warn_left_out("pod", &left_out);
-    audit.take(when, Fact::ListEnds { kind: Kind::Pods });
+    audit.take(when, Fact::ListEnds { kind: WatchedKind::Pods });
     Ok(Timestamp::now().as_millisecond())
 }
 

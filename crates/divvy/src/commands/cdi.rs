@@ -8,7 +8,7 @@ mod validate;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use divvy_cdi::{Found, Problem, Registry, Severity, is_spec_file};
+use divvy_cdi::{FoundSpec, ProblemSeverity, Registry, SpecProblem, is_spec_file};
 use divvy_host::Files;
 use divvy_host::Root;
 
@@ -29,14 +29,14 @@ pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
 }
 
 /// Return the spec files of a directory, and the names of files that look like specs but that engines do not read.
-fn read_directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+fn read_directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<FoundSpec>, Vec<String>)> {
     // Symbolic links are followed, as engines do.
     listed(path, shown, priority, |name| Some(path.join(name)))
 }
 
 /// Do the same as [`read_directory`] for a directory of the machine whose root is `sys_root`. Symbolic links are resolved below
 /// that root.
-fn read_directory_below(sys_root: &Path, directory: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+fn read_directory_below(sys_root: &Path, directory: &str, priority: usize) -> std::io::Result<(Vec<FoundSpec>, Vec<String>)> {
     if sys_root == Path::new("/") {
         return read_directory(Path::new(directory), directory, priority);
     }
@@ -57,7 +57,7 @@ fn listed(
     shown: &str,
     priority: usize,
     real: impl Fn(&str) -> Option<PathBuf>,
-) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+) -> std::io::Result<(Vec<FoundSpec>, Vec<String>)> {
     let (mut found, mut ignored) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(path)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -75,7 +75,7 @@ fn listed(
                     Err(std::io::Error::other("it is a device, a socket or a pipe"))
                 }
             });
-            found.push(Found::of(shown, priority, text));
+            found.push(FoundSpec::of(shown, priority, text));
         } else if name
             .rsplit_once('.')
             .is_some_and(|(_, ending)| ["yml", "YAML", "YML", "JSON"].contains(&ending))
@@ -92,18 +92,18 @@ fn standard_input() -> anyhow::Result<String> {
 }
 
 /// Return the warning about a file that looks like a spec, but that engines do not read.
-fn ignored(path: &str) -> Problem {
-    Problem {
-        severity: Severity::Warning,
+fn ignored(path: &str) -> SpecProblem {
+    SpecProblem {
+        severity: ProblemSeverity::Warning,
         field: "file".to_owned(),
         text: format!("engines do not read {path}, because its name does not end in .yaml or .json; rename it"),
     }
 }
 
 /// Return the error about a device that several files of one directory define.
-fn conflict(device: &str, file: &str, others: &[&str]) -> Problem {
-    Problem {
-        severity: Severity::Error,
+fn conflict(device: &str, file: &str, others: &[&str]) -> SpecProblem {
+    SpecProblem {
+        severity: ProblemSeverity::Error,
         field: "devices".to_owned(),
         text: format!(
             "conflicting device {device:?} (specs {file:?}, {}): engines use none of them; remove all files but one",
@@ -121,7 +121,7 @@ fn warn_about_files(files: &Files) -> std::io::Result<()> {
 }
 
 /// Return all conflicts of a registry, each with the path of its file.
-fn conflicts(registry: &Registry) -> Vec<(String, Problem)> {
+fn conflicts(registry: &Registry) -> Vec<(String, SpecProblem)> {
     let devices = registry.devices();
     let in_conflict = devices.iter().filter(|device| !device.conflicts_with.is_empty());
     in_conflict

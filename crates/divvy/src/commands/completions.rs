@@ -9,7 +9,7 @@ use clap::{CommandFactory as _, Parser as _};
 use clap_complete::CompleteEnv;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
 
-use crate::cli::{Cli, Command, CompletionsArgs, InspectCommand, Shell, arguments};
+use crate::cli::{Cli, CompletionsArgs, DivvyCommand, InspectCommand, Shell, arguments};
 use crate::commands::inspect::{access, choice};
 use crate::printer;
 use cluster::Selected;
@@ -86,10 +86,10 @@ fn selected(words: &[OsString]) -> Selected {
         Cli::try_parse_from(arguments(words.iter().cloned()).ok()?).ok()
     });
     let (choice, namespace) = match parsed.map(|cli| cli.command) {
-        Some(Command::Why(args)) => (choice(&args.cluster), args.namespace),
-        Some(Command::SchedulerConfig(args)) => (choice(&args.cluster), args.namespace),
-        Some(Command::Inspect(InspectCommand::Gpushare(args))) => (choice(&args.cluster), None),
-        Some(Command::Simulate(args)) => (access(&args.access), None),
+        Some(DivvyCommand::Why(args)) => (choice(&args.cluster), args.namespace),
+        Some(DivvyCommand::SchedulerConfig(args)) => (choice(&args.cluster), args.namespace),
+        Some(DivvyCommand::Inspect(InspectCommand::Gpushare(args))) => (choice(&args.cluster), None),
+        Some(DivvyCommand::Simulate(args)) => (access(&args.access), None),
         _ => return Selected::default(),
     };
     Selected { choice, namespace }

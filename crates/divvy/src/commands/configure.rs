@@ -10,8 +10,11 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use divvy_doctor::Facts;
-use divvy_doctor::facts::Kind;
-use divvy_engines::{self as engines, Configuration, Edit, Engine, Plan, Record, RuntimeSettings, Target, Wanted, runtime_class};
+use divvy_doctor::facts::EngineKind;
+use divvy_engines::{
+    self as engines, Configuration, Edit, EditPlan, Engine, EngineTarget, OriginalTexts, RuntimeSettings, WantedFiles,
+    runtime_class,
+};
 use divvy_host::Files;
 use divvy_host::Root;
 
@@ -89,7 +92,13 @@ fn detect(root: &Root<'_>) -> anyhow::Result<Vec<Engine>> {
     Ok(found)
 }
 
-async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_>, here: bool) -> anyhow::Result<show::Shown> {
+async fn one(
+    args: &ConfigureArgs,
+    engine: Engine,
+    files: &Files,
+    root: &Root<'_>,
+    here: bool,
+) -> anyhow::Result<show::ShownEngine> {
     let absolute = |path: &Option<String>| -> anyhow::Result<Option<String>> {
         match path {
             Some(path) if here && !path.is_empty() => Ok(Some(std::path::absolute(path)?.display().to_string())),
@@ -104,7 +113,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
         engine != Engine::Docker || args.drop_in.as_ref().is_none_or(String::is_empty),
         "Docker reads one file and no drop-ins: omit --drop-in, or name that file with --config"
     );
-    let mut wanted = Wanted {
+    let mut wanted = WantedFiles {
         config: absolute(&args.config)?,
         drop_in: absolute(&args.drop_in)?,
         containerd: args.engine_version.clone(),
@@ -143,7 +152,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
         }
     }
     let target = engine.target(root, &wanted)?;
-    let place = apply::Place {
+    let place = apply::ConfiguredTree {
         root,
         directory: &args.root,
     };
@@ -171,7 +180,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
         requested = Some(settings);
         plan
     };
-    let mut shown = show::Shown::of(engine, &target, &plan, args.dry_run);
+    let mut shown = show::ShownEngine::of(engine, &target, &plan, args.dry_run);
     if args.dry_run {
         if args.output == ConfigureOutput::Text {
             if args.as_nvidia_ctk {
@@ -188,9 +197,9 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
             program.filter(|_| !args.as_nvidia_ctk && (own || args.executable_path.is_some())),
         ) {
             let refused = match queries::dump(&program, target.config()).await {
-                queries::Dump::Reads(read) => engines::in_effect(&target, &settings, &read).err().map(Into::into),
-                queries::Dump::Refuses(error) => Some(error),
-                queries::Dump::Silent(error) => {
+                queries::ContainerdDump::Reads(read) => engines::in_effect(&target, &settings, &read).err().map(Into::into),
+                queries::ContainerdDump::Refuses(error) => Some(error),
+                queries::ContainerdDump::Silent(error) => {
                     let note = format!("whether containerd uses the runtime was not checked: {error:#}");
                     plan.notes.push(note);
                     None
@@ -223,12 +232,12 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
 fn of_pods(engine: Engine, files: &Files) -> Option<(String, Option<u32>)> {
     let facts = Facts::of(files).filter(|_| engine == Engine::Containerd)?;
     let found = facts.engine().ok()?;
-    let is_it = found.kind == Kind::Containerd && found.name == engine.as_str() && found.is_certain;
+    let is_it = found.kind == EngineKind::Containerd && found.name == engine.as_str() && found.is_certain;
     is_it.then_some((found.file, found.process))
 }
 
 /// Return the error for a section that this release of containerd does not use. `None` if it uses all sections.
-fn unused(read: &Configuration, (major, minor, _): engines::containerd::Release) -> Option<anyhow::Error> {
+fn unused(read: &Configuration, (major, minor, _): engines::containerd::ContainerdRelease) -> Option<anyhow::Error> {
     let ignored = read.ignored.first()?;
     let right = engines::containerd::section(if major >= 2 { 3 } else { 2 });
     Some(anyhow::anyhow!(
@@ -240,25 +249,25 @@ fn unused(read: &Configuration, (major, minor, _): engines::containerd::Release)
 }
 
 /// Return the plan that restores the files before `plan`.
-fn reversed(plan: &Plan, record: Option<Record>) -> Plan {
+fn reversed(plan: &EditPlan, record: Option<OriginalTexts>) -> EditPlan {
     let edits = plan.edits.iter().rev().map(|edit| Edit {
         before: edit.after.clone(),
         after: edit.before.clone(),
         ..edit.clone()
     });
-    Plan {
+    EditPlan {
         edits: edits.collect(),
         record,
-        ..Plan::default()
+        ..EditPlan::default()
     }
 }
 
 async fn restarted(
     args: &ConfigureArgs,
     engine: Engine,
-    target: &Target,
-    plan: &Plan,
-    shown: &mut show::Shown,
+    target: &EngineTarget,
+    plan: &EditPlan,
+    shown: &mut show::ShownEngine,
     here: bool,
 ) -> anyhow::Result<()> {
     if plan.edits.is_empty() {
@@ -270,7 +279,7 @@ async fn restarted(
         }
         return Ok(());
     }
-    let step = restart::Step::of(engine, target, plan, here).await;
+    let step = restart::RestartStep::of(engine, target, plan, here).await;
     shown.restart = Some(step.words());
     if args.restart {
         say(&format!("{}: {}", engine.as_str(), step.words()))?;
@@ -289,9 +298,9 @@ async fn restarted(
 }
 
 /// Read the record of the files' previous content. `None` if there is no record.
-fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<Record>> {
-    let text = engines::Files::text(root, path).map_err(|why| anyhow::anyhow!("{path} cannot be read: {why}"))?;
-    Ok(text.map(|text| Record::parse(path, &text)).transpose()?)
+fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<OriginalTexts>> {
+    let text = engines::TextFiles::text(root, path).map_err(|why| anyhow::anyhow!("{path} cannot be read: {why}"))?;
+    Ok(text.map(|text| OriginalTexts::parse(path, &text)).transpose()?)
 }
 
 fn settings(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<RuntimeSettings> {
@@ -361,7 +370,7 @@ fn own_runtime(here: bool) -> String {
 }
 
 /// Return notes for the user about what is still missing, such as a program or a newer containerd.
-fn notes(root: &Root<'_>, engine: Engine, settings: &RuntimeSettings, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
+fn notes(root: &Root<'_>, engine: Engine, settings: &RuntimeSettings, wanted: &WantedFiles) -> anyhow::Result<Vec<String>> {
     let mut notes = Vec::new();
     if settings.path.starts_with('/') && root.file(&settings.path).is_none() {
         notes.push(format!(

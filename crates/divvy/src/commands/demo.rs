@@ -4,11 +4,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::programs::{GpuPrograms, Programs};
 use divvy_testbed::real_driver::RealDriver;
 use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster as _, Play, Scenario};
-use divvy_testbed::story::{Listener, TimedEvent};
+use divvy_testbed::story::{StoryListener, TimedEvent};
 
 use crate::cli::{DemoArgs, DemoGpus, DemoOutput};
 use crate::printer;
@@ -50,19 +50,19 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
         programs.nvml_sim = driver.nvml;
     }
     // No audit: a demo does not need its history, which would grow for days with `--keep`.
-    let settings = Settings {
+    let settings = EmbeddedSettings {
         seed: args.seed,
         drivers: true,
         gpu_programs,
         audit: false,
-        ..Settings::new(machines, programs)
+        ..EmbeddedSettings::new(machines, programs)
     };
     let began = Instant::now();
     let mut cluster = tokio::select! {
         started = Embedded::start(settings) => started.context("the cluster did not come up")?,
         () = stopped.cancelled() => return Ok(true),
     };
-    let mut listener = Teller {
+    let mut listener = DemoTeller {
         json: args.output == Some(DemoOutput::Json),
     };
     let pause = if args.fast || listener.json {
@@ -103,7 +103,7 @@ async fn tell(
     args: &DemoArgs,
     scenario: Option<Scenario>,
     cluster: &mut Embedded,
-    listener: &mut Teller,
+    listener: &mut DemoTeller,
     pause: Duration,
     began: Instant,
 ) -> anyhow::Result<bool> {
@@ -174,11 +174,11 @@ The containers are simulated: they have no logs, and no command runs in them.
 }
 
 /// Prints the events of the play, as text for people or as one line of JSON each.
-struct Teller {
+struct DemoTeller {
     json: bool,
 }
 
-impl Listener for Teller {
+impl StoryListener for DemoTeller {
     fn hear(&mut self, told: &TimedEvent) -> io::Result<()> {
         if self.json {
             return printer::line(&serde_json::to_string(told)?);

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use divvy_doctor::explain::{Knowledge, Log};
-use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
+use divvy_doctor::explain::{ExplainedLog, Knowledge};
+use divvy_doctor::{Check, CheckFinding, CheckStatus, CheckStop, DoctorReport, Facts, ReportLine, ReportStyle, checks};
 use divvy_host::Files;
 
 use super::{say, smoke};
@@ -64,7 +64,7 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     match args.output {
         DoctorOutput::Json => printer::json(&report)?,
         DoctorOutput::Text => {
-            let style = Style {
+            let style = ReportStyle {
                 coloured: printer::coloured(),
                 verbose: args.verbose,
                 width: printer::terminal_width(),
@@ -112,7 +112,7 @@ fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
         Box::new(BufReader::new(File::open(path).map_err(unreadable)?))
     };
     let knowledge = Knowledge::load()?;
-    let mut log = Log::new(&knowledge);
+    let mut log = ExplainedLog::new(&knowledge);
     while let Some(line) = next_line(&mut reader).map_err(unreadable)? {
         log.read(&String::from_utf8_lossy(&line));
     }
@@ -146,7 +146,7 @@ fn next_line(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
 
 /// Collect the facts, then run the checks. Reading a file of a hung driver can block a thread indefinitely, and a thread cannot
 /// be cancelled. This work therefore runs in threads that may still be blocked when the program exits.
-async fn examine(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
+async fn examine(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<DoctorReport> {
     let files: &'static Files = Box::leak(Box::new(Files::below(&args.root)));
     let limit = args.timeout;
     let begun = tokio::task::spawn_blocking(|| {
@@ -173,46 +173,46 @@ async fn examine(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> 
         facts.driver_root.clone_from(root);
     }
     programs::ask(args, &mut facts, places).await;
-    let (wanted, not_run) = Report::plan(&facts, checks);
+    let (wanted, not_run) = DoctorReport::plan(&facts, checks);
     let wanted: Vec<Check> = wanted.into_iter().copied().collect();
     let todo = wanted.clone();
     let lines = tokio::task::spawn_blocking(move || judged(facts, todo, limit)).await?;
     for trouble in files.troubles() {
         say(&format!("note: not checked: {trouble}"))?;
     }
-    Ok(Report { checks: lines, not_run })
+    Ok(DoctorReport { checks: lines, not_run })
 }
 
 /// Run the checks in a separate thread, and wait for each no longer than `limit`.
-fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<Line> {
+fn judged(facts: Facts<'static>, checks: Vec<Check>, limit: Duration) -> Vec<ReportLine> {
     let (sender, receiver) = mpsc::channel();
     let todo = checks.clone();
     std::thread::spawn(move || {
         for check in &todo {
-            if sender.send(Line::of(check, &facts)).is_err() {
+            if sender.send(ReportLine::of(check, &facts)).is_err() {
                 return;
             }
         }
     });
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<ReportLine> = Vec::new();
     for check in &checks {
         match receiver.recv_timeout(limit) {
             Ok(line) => lines.push(line),
             Err(_) => {
-                lines.push(Line::new(check, Err(hangs(limit))));
+                lines.push(ReportLine::new(check, Err(hangs(limit))));
                 break;
             }
         }
     }
     for check in &checks[lines.len()..] {
         let reason = "an earlier check did not end".to_owned();
-        lines.push(Line::new(check, Err(Stop::Blind(reason))));
+        lines.push(ReportLine::new(check, Err(CheckStop::Blind(reason))));
     }
     lines
 }
 
-fn hangs(limit: Duration) -> Stop {
-    Stop::Problem(Finding {
+fn hangs(limit: Duration) -> CheckStop {
+    CheckStop::Problem(CheckFinding {
         found: format!("reading the driver's files did not end within {} s", limit.as_secs()),
         why: "a hung driver blocks every program that reads its files, and containers do not start".to_owned(),
         fix: "dmesg | grep -e NVRM -e amdgpu -e i915 shows the driver's last messages; reboot the machine".to_owned(),
@@ -221,9 +221,9 @@ fn hangs(limit: Duration) -> Stop {
 }
 
 /// Return the failed checks that `--fix` can repair.
-fn repairable(report: &Report) -> impl Iterator<Item = &Line> {
+fn repairable(report: &DoctorReport) -> impl Iterator<Item = &ReportLine> {
     report
         .checks
         .iter()
-        .filter(|line| line.status > Status::Skip && !line.repairs.is_empty())
+        .filter(|line| line.status > CheckStatus::Skip && !line.repairs.is_empty())
 }

@@ -12,7 +12,7 @@ use futures::stream;
 
 use super::progress::Arrived;
 use super::watch;
-use crate::cli::output::Output;
+use crate::cli::output::OutputFormat;
 use crate::cli::{AccessArgs, ClusterArgs, InspectArgs, InspectOutput};
 use crate::inspect::{sort, table};
 use crate::printer;
@@ -31,7 +31,7 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
                 && args
                     .output
                     .as_ref()
-                    .is_none_or(|output| matches!(output, Output::Form(InspectOutput::Wide)));
+                    .is_none_or(|output| matches!(output, OutputFormat::Form(InspectOutput::Wide)));
             let time = if people { watch::time() } else { String::new() };
             printer::print(&format!("{time}{text}"))?;
             shown = text;
@@ -48,11 +48,11 @@ async fn render(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<Str
     }
     let headers = !args.no_headers;
     Ok(match &args.output {
-        Some(Output::Form(InspectOutput::Json)) => printer::json_text(&view)?,
-        Some(Output::Form(InspectOutput::Yaml)) => printer::yaml_text(&view)?,
-        Some(Output::Form(InspectOutput::Name)) => view.nodes.iter().map(|node| format!("node/{}\n", node.name)).collect(),
-        Some(Output::Form(InspectOutput::Wide)) => table::wide(&view, headers),
-        Some(Output::JsonPath(template)) => plain(&template.render(&serde_json::to_value(&view)?)).into_owned(),
+        Some(OutputFormat::Form(InspectOutput::Json)) => printer::json_text(&view)?,
+        Some(OutputFormat::Form(InspectOutput::Yaml)) => printer::yaml_text(&view)?,
+        Some(OutputFormat::Form(InspectOutput::Name)) => view.nodes.iter().map(|node| format!("node/{}\n", node.name)).collect(),
+        Some(OutputFormat::Form(InspectOutput::Wide)) => table::wide(&view, headers),
+        Some(OutputFormat::JsonPath(template)) => plain(&template.render(&serde_json::to_value(&view)?)).into_owned(),
         None if args.details => table::details(&view),
         None => table::summary(&view, headers),
     })
@@ -66,7 +66,7 @@ pub(super) async fn read(client: &kube::Client, names: &[String], arrived: Arriv
             warn_left_out(kind, left_out);
         }
     };
-    let reading = Mutex::new(Reading::default());
+    let reading = Mutex::new(InspectReading::default());
     let lock = || reading.lock().unwrap_or_else(PoisonError::into_inner);
     let mut take = |pod: Option<Pod>| {
         arrived.pod();
@@ -100,13 +100,13 @@ pub(super) async fn read(client: &kube::Client, names: &[String], arrived: Arriv
 
 /// Nodes and pods that have arrived, in any order.
 #[derive(Default)]
-struct Reading {
+struct InspectReading {
     view: divvy_view::Builder,
     /// The pods whose nodes have not arrived.
     early: Vec<Pod>,
 }
 
-impl Reading {
+impl InspectReading {
     fn pod(&mut self, pod: Option<Pod>) {
         if let Some(pod) = pod
             && !self.view.pod(&pod)
@@ -125,16 +125,16 @@ impl Reading {
 }
 
 /// Convert kubectl's connection flags, including `--cluster`.
-pub(super) fn choice(args: &ClusterArgs) -> client::Choice {
-    client::Choice {
+pub(super) fn choice(args: &ClusterArgs) -> client::ClusterChoice {
+    client::ClusterChoice {
         cluster: args.cluster.clone(),
         ..access(&args.access)
     }
 }
 
 /// Convert kubectl's connection flags, for a command that does not have kubectl's `--cluster`.
-pub(super) fn access(args: &AccessArgs) -> client::Choice {
-    client::Choice {
+pub(super) fn access(args: &AccessArgs) -> client::ClusterChoice {
+    client::ClusterChoice {
         kubeconfig: args.context.kubeconfig.clone(),
         context: args.context.context.clone(),
         cluster: None,
@@ -188,7 +188,7 @@ mod tests {
                 ..Pod::default()
             })
         };
-        let mut reading = Reading::default();
+        let mut reading = InspectReading::default();
         reading.pod(pod("c", "n1"));
         reading.view.node(node("n1"));
         reading.pod(pod("a", "n1"));

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use divvy_agent::MigStrategy;
-use divvy_agent::labels::{Host, NodeLabels, plain_labels};
+use divvy_agent::MigStrategyArg;
+use divvy_agent::labels::{DescribedHost, NodeLabels, plain_labels};
 use divvy_hardware::client::{Spawn, snapshot};
-use divvy_hardware::{Code, Failure, Snapshot};
+use divvy_hardware::{Failure, FailureCode, Snapshot};
 use divvy_kube::client::connect;
 use divvy_labels::file;
 
@@ -15,8 +15,8 @@ use crate::printer;
 
 /// Print the labels; with `--apply`, write them first.
 pub async fn run(args: LabelsArgs) -> anyhow::Result<()> {
-    let machine = Host::of_machine(Path::new("/")).machine(ask(&args).await?, 0);
-    let labels = plain_labels(&machine, MigStrategy::Mixed)?;
+    let machine = DescribedHost::of_machine(Path::new("/")).machine(ask(&args).await?, 0);
+    let labels = plain_labels(&machine, MigStrategyArg::Mixed)?;
     for warning in &labels.warnings {
         say(&format!("note: {warning}"))?;
     }
@@ -49,7 +49,7 @@ async fn ask(args: &LabelsArgs) -> anyhow::Result<Snapshot> {
     let asked = snapshot(&probe::named(args.probe.as_deref(), spawn)?, probe::PATIENCE).await;
     asked.map_err(|Failure { code, text }| {
         let hint = match code {
-            Code::ProbeUnreachable => "give the path of divvy-probe with --probe",
+            FailureCode::ProbeUnreachable => "give the path of divvy-probe with --probe",
             _ => "type divvy doctor to find the cause",
         };
         anyhow::anyhow!("the driver could not be queried for its GPUs, so there are no labels: {text}; {hint}")

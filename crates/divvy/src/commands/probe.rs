@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_agent as agent;
-use divvy_hardware::client::{Probe, Spawn};
+use divvy_hardware::client::{ProbeSource, Spawn};
 
 /// The time limit for the probe. It is long because the initialization of a driver also initializes each of its GPUs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(75);
 
 /// Return the probe that `--probe` names, else the `divvy-probe` in this program's directory. `spawn` says how to start a program.
-pub(super) fn named(probe: Option<&str>, spawn: impl FnOnce(PathBuf) -> Spawn) -> anyhow::Result<Probe> {
+pub(super) fn named(probe: Option<&str>, spawn: impl FnOnce(PathBuf) -> Spawn) -> anyhow::Result<ProbeSource> {
     let program = match probe {
         Some(text) => match text.parse().map_err(anyhow::Error::msg).context("--probe")? {
-            agent::Probe::Socket(socket) => return Ok(Probe::Socket(socket)),
-            agent::Probe::Start(program) => program,
+            agent::ProbeChoice::Socket(socket) => return Ok(ProbeSource::Socket(socket)),
+            agent::ProbeChoice::Start(program) => program,
         },
         None => {
             let own = std::env::current_exe().context(
@@ -24,5 +24,5 @@ pub(super) fn named(probe: Option<&str>, spawn: impl FnOnce(PathBuf) -> Spawn) -
             own.with_file_name("divvy-probe")
         }
     };
-    Ok(Probe::Spawn(spawn(program)))
+    Ok(ProbeSource::Spawn(spawn(program)))
 }

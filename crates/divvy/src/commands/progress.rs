@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A progress line on standard error. It is printed only if standard error is a terminal.
-pub(super) struct Bar {
+pub(super) struct ProgressLine {
     terminal: bool,
     shown: Cell<Option<Instant>>,
 }
 
-impl Bar {
-    pub(super) fn new() -> Bar {
-        Bar {
+impl ProgressLine {
+    pub(super) fn new() -> ProgressLine {
+        ProgressLine {
             terminal: io::stderr().is_terminal(),
             shown: Cell::new(None),
         }
@@ -72,7 +72,7 @@ impl Arrived {
 
     /// Wait for the lists, and show the progress if they take longer than half a second.
     pub(super) async fn shown<T>(&self, lists: impl Future<Output = T>) -> T {
-        let bar = Bar::new();
+        let bar = ProgressLine::new();
         tokio::pin!(lists);
         let mut wait = Duration::from_millis(500);
         loop {

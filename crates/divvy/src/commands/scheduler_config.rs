@@ -15,13 +15,15 @@ use super::inspect::choice;
 use super::say;
 use crate::cli::{AccessArgs, ClusterArgs, SchedulerConfigArgs};
 use crate::printer;
-use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod, unclear, verdict};
+use crate::scheduler_config::check::{SchedulerVerdict, has_room, no_room, not_called, pod, unclear, verdict};
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::installed::{authority, installed, secret_name};
-use crate::scheduler_config::merge::{Address, Wanted, merge};
-use crate::scheduler_config::second_scheduler::mutation::{MutateWith, Mutation, Webhook};
-use crate::scheduler_config::second_scheduler::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_DIRECTORY, Version};
-use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
+use crate::scheduler_config::merge::{ExtenderAddressSource, WantedSettings, merge};
+use crate::scheduler_config::second_scheduler::mutation::{MutateWith, Mutation, WebhookService};
+use crate::scheduler_config::second_scheduler::{
+    DEFAULT_VERSION, KubernetesVersion, NAME, SECRET_NAME, SecondScheduler, TLS_DIRECTORY,
+};
+use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, WholeConfig};
 use divvy_program::Unclear;
 
 /// The largest file for `--merge` in bytes; a scheduler's configuration has a few kilobytes.
@@ -66,12 +68,12 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         .unwrap_or_else(|| args.distribution.unwrap_or(Distribution::Kubeadm).kubeconfig());
     let stanza_is_secret = certificates.is_some() && args.distribution.is_none();
     let text = if let Some(file) = &args.merge {
-        let wanted = Wanted {
+        let wanted = WantedSettings {
             stanza,
             address: match (&args.extender_url, &args.from_cluster) {
-                (Some(_), _) => Address::Flag,
-                (None, Some(_)) => Address::Cluster,
-                (None, None) => Address::Default,
+                (Some(_), _) => ExtenderAddressSource::Flag,
+                (None, Some(_)) => ExtenderAddressSource::Cluster,
+                (None, None) => ExtenderAddressSource::Default,
             },
             kubeconfig: args.kubeconfig_path.clone(),
             default_kubeconfig: kubeconfig.to_owned(),
@@ -87,7 +89,7 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         distribution.steps(kubeconfig, &passed_on(&args), &stanza)
     } else if args.as_second_scheduler {
         let version = version(&args).await?;
-        Second {
+        SecondScheduler {
             stanza: &stanza,
             namespace: second_namespace(&args),
             name: args.profile.as_deref().unwrap_or(NAME),
@@ -98,7 +100,7 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         }
         .text()?
     } else {
-        Whole {
+        WholeConfig {
             stanza: &stanza,
             kubeconfig: Some(kubeconfig),
             profile: args.profile.as_deref().unwrap_or(DEFAULT_PROFILE),
@@ -135,7 +137,7 @@ fn second_namespace(args: &SchedulerConfigArgs) -> &str {
 /// scheduler's certificates.
 async fn mutation(
     args: &SchedulerConfigArgs,
-    version: Version,
+    version: KubernetesVersion,
     stanza: &Stanza,
     certificates: Option<&Inline>,
 ) -> anyhow::Result<Mutation> {
@@ -147,7 +149,7 @@ async fn mutation(
     let ca = match (certificates, &args.tls_secret) {
         (Some(certificates), _) => certificates.ca.clone(),
         (None, Some(secret)) => authority_of(args, second_namespace(args), secret).await?,
-        // The extender has no certificates. Continue without a CA, so that `Webhook::new` can report a wrong address.
+        // The extender has no certificates. Continue without a CA, so that `WebhookService::new` can report a wrong address.
         (None, None) if args.from_cluster.is_some() => String::new(),
         (None, None) => anyhow::bail!(
             "on Kubernetes {version} a webhook assigns pods to the scheduler, and its manifest contains the extender's certificate authority. Add \
@@ -157,7 +159,11 @@ async fn mutation(
             second_namespace(args)
         ),
     };
-    Ok(Mutation::Webhook(Webhook::new(stanza.url(), stanza.server_name(), &ca)?))
+    Ok(Mutation::Webhook(WebhookService::new(
+        stanza.url(),
+        stanza.server_name(),
+        &ca,
+    )?))
 }
 
 /// Read `ca.crt` of a Secret, and return it in base64.
@@ -351,7 +357,7 @@ fn names_a_cluster(args: &ClusterArgs) -> bool {
     context.kubeconfig.is_some() || context.context.is_some() || server.is_some()
 }
 
-async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
+async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<KubernetesVersion> {
     if let Some(version) = args.kubernetes_version {
         return Ok(version);
     }
@@ -368,7 +374,7 @@ async fn version(args: &SchedulerConfigArgs) -> anyhow::Result<Version> {
             in_words(&error)
         )
     })?;
-    let version: Version = found.git_version.parse()?;
+    let version: KubernetesVersion = found.git_version.parse()?;
     say(&format!("note: the cluster is Kubernetes {}", found.git_version))?;
     Ok(version)
 }
@@ -452,7 +458,7 @@ async fn create(api: &Api<DynamicObject>, object: &DynamicObject, namespace: &st
 }
 
 async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant, timeout: Duration) -> anyhow::Result<bool> {
-    let mut last = Verdict::Waiting {
+    let mut last = SchedulerVerdict::Waiting {
         scheduler: String::new(),
         said: None,
     };
@@ -465,14 +471,14 @@ async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant
             Err(error) => Some(in_words(&error)),
         };
         match &last {
-            Verdict::Called { scheduler } => {
+            SchedulerVerdict::Called { scheduler } => {
                 printer::line(&format!(
                     "The scheduler {scheduler:?} calls the extender: the extender's message was on the pod after {} ms.",
                     began.elapsed().as_millis()
                 ))?;
                 return Ok(true);
             }
-            Verdict::Bound {
+            SchedulerVerdict::Bound {
                 scheduler,
                 node,
                 by_extender,
@@ -480,7 +486,7 @@ async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant
                 printer::line(&not_called(scheduler, node, *by_extender))?;
                 return Ok(false);
             }
-            Verdict::Waiting { scheduler, said } if began.elapsed() >= timeout => {
+            SchedulerVerdict::Waiting { scheduler, said } if began.elapsed() >= timeout => {
                 let waited = format!("{} s", timeout.as_secs_f64());
                 let text = match trouble {
                     Some(trouble) => format!("After {waited} the pod could not be read: {trouble}"),
@@ -488,7 +494,7 @@ async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant
                 };
                 return Err(Unclear(text).into());
             }
-            Verdict::Waiting { .. } => tokio::time::sleep(LOOK).await,
+            SchedulerVerdict::Waiting { .. } => tokio::time::sleep(LOOK).await,
         }
     }
 }

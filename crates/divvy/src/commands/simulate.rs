@@ -11,12 +11,12 @@ use std::sync::mpsc;
 use std::thread;
 
 use anyhow::Context as _;
-use divvy_simulator::{Choice, Error, Lifetimes, Order, Trace};
+use divvy_simulator::{Error, Lifetimes, NodeChoice, Order, Trace};
 
-use super::progress::Bar;
-use crate::cli::simulate::{Arrivals, ChoiceOf, Hundredths, Lifetimes as Lives, NodeOrder, SimulateArgs, SimulateOutput};
+use super::progress::ProgressLine;
+use crate::cli::simulate::{Arrivals, ChoiceOf, Hundredths, LifetimesArg as Lives, NodeOrder, SimulateArgs, SimulateOutput};
 use crate::printer;
-use crate::simulate::study::{Arrival, Flow, Numbered, Run, Study};
+use crate::simulate::study::{ArrivalOrder, Flow, Numbered, Study, StudyRun};
 use crate::simulate::text;
 
 /// The largest accepted input file in bytes.
@@ -47,9 +47,9 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
         policies: args.policy.0.clone(),
         history: args.history,
         choice: match args.choice {
-            ChoiceOf::Best => Choice::Best,
-            ChoiceOf::Lot => Choice::Lot,
-            ChoiceOf::Scores => Choice::Scores,
+            ChoiceOf::Best => NodeChoice::Best,
+            ChoiceOf::Lot => NodeChoice::Lot,
+            ChoiceOf::Scores => NodeChoice::Scores,
         },
         trace,
     };
@@ -115,7 +115,7 @@ fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
 fn fill(args: &SimulateArgs, trace: &Trace, seeds: Vec<u64>) -> anyhow::Result<Flow> {
     let read = |name: &str| {
         let order = Order::read(&bytes(Path::new(name))?, trace).with_context(|| format!("{name} cannot be used"))?;
-        anyhow::Ok(Arrival::Read(order))
+        anyhow::Ok(ArrivalOrder::Read(order))
     };
     let orders = match &args.order {
         Some(pattern) if pattern.contains("{seed}") => seeds
@@ -136,7 +136,7 @@ fn fill(args: &SimulateArgs, trace: &Trace, seeds: Vec<u64>) -> anyhow::Result<F
         }
         None => {
             let percent = args.tune.unwrap_or(Hundredths(130)).0;
-            let of = |seed| Arrival::Shuffled { seed, percent };
+            let of = |seed| ArrivalOrder::Shuffled { seed, percent };
             let numbered = |seed| Numbered {
                 seed: Some(seed),
                 of: of(seed),
@@ -161,12 +161,12 @@ fn bytes(path: &Path) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Make all runs, several in parallel, and return them in the order of the study's jobs.
-fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
+fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<StudyRun>, Error> {
     let todo = study.jobs();
     let workers = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZeroUsize::get));
     let next = AtomicUsize::new(0);
     let (sender, receiver) = mpsc::channel();
-    let mut done: Vec<Option<Result<Run, Error>>> = todo.iter().map(|_| None).collect();
+    let mut done: Vec<Option<Result<StudyRun, Error>>> = todo.iter().map(|_| None).collect();
     thread::scope(|scope| {
         for _ in 0..workers.min(todo.len()) {
             let (sender, next, todo) = (sender.clone(), &next, &todo);
@@ -181,7 +181,7 @@ fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
             });
         }
         drop(sender);
-        let bar = Bar::new();
+        let bar = ProgressLine::new();
         bar.show(|| format!("0 of {} runs", todo.len()));
         for (number, (at, run)) in receiver.iter().enumerate() {
             done[at] = Some(run);

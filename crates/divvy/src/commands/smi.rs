@@ -5,8 +5,8 @@ mod value;
 
 use std::path::{Path, PathBuf};
 
-use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
-use divvy_hardware::{Code, Failure, GpuGauges, GpuProcesses, Snapshot};
+use divvy_hardware::client::{ProbeClient, ProbeSource, ProbeTiming, Spawn, Update};
+use divvy_hardware::{Failure, FailureCode, GpuGauges, GpuProcesses, Snapshot};
 use divvy_model::Vendor;
 
 use super::{probe, say};
@@ -14,7 +14,7 @@ use crate::cli::smi::{MachineArgs, SmiArgs, SmiOutput};
 use crate::printer;
 
 /// What the probe answered.
-struct Answers {
+struct ProbeAnswers {
     snapshot: Snapshot,
     gauges: Vec<GpuGauges>,
     processes: Vec<GpuProcesses>,
@@ -31,7 +31,7 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<u8> {
     let answers = asked
         .unwrap_or_else(|_| {
             let text = format!("the driver has not answered for {} s", probe::PATIENCE.as_secs());
-            Err(Failure::new(Code::Timeout, text))
+            Err(Failure::new(FailureCode::Timeout, text))
         })
         .map_err(unread)?;
     if answers.snapshot.gpus.is_empty() && answers.snapshot.unreadable.is_empty() {
@@ -61,10 +61,10 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<u8> {
 }
 
 /// Return the probe to ask: the one that `--probe` names, otherwise the one that runs for the agent, otherwise one to start.
-pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<Probe> {
+pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<ProbeSource> {
     let running = args.state_dir.join("probe/probe.sock");
     if args.probe.is_none() && running.exists() {
-        return Ok(Probe::Socket(running));
+        return Ok(ProbeSource::Socket(running));
     }
     let not_root = |root: &PathBuf| Some(root.clone()).filter(|root| root != Path::new("/"));
     probe::named(args.probe.as_deref(), |program| Spawn {
@@ -81,18 +81,18 @@ pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<Prob
     })
 }
 
-async fn ask(probe: Probe) -> Result<Answers, Failure> {
-    let mut client = ProbeClient::start(probe, Timing::default());
+async fn ask(probe: ProbeSource) -> Result<ProbeAnswers, Failure> {
+    let mut client = ProbeClient::start(probe, ProbeTiming::default());
     let snapshot = loop {
         match client.next().await {
             Some(Update::Snapshot(snapshot)) => break snapshot.only(Vendor::Nvidia),
             Some(Update::Fault(_)) => {}
             Some(Update::Unavailable(failure)) => return Err(failure),
-            None => return Err(Failure::new(Code::ProbeUnreachable, "the probe's client has ended")),
+            None => return Err(Failure::new(FailureCode::ProbeUnreachable, "the probe's client has ended")),
         }
     };
     let handle = client.handle();
-    Ok(Answers {
+    Ok(ProbeAnswers {
         snapshot,
         gauges: handle.metrics().await?,
         processes: handle.processes().await?,
@@ -101,8 +101,8 @@ async fn ask(probe: Probe) -> Result<Answers, Failure> {
 
 pub(super) fn unread(Failure { code, text }: Failure) -> anyhow::Error {
     let hint = match code {
-        Code::ProbeUnreachable => "give the path of divvy-probe with --probe",
-        Code::Protocol => {
+        FailureCode::ProbeUnreachable => "give the path of divvy-probe with --probe",
+        FailureCode::Protocol => {
             "the probe may be of another version than this program; give the path of one of this version with --probe"
         }
         _ => "type divvy doctor to find the cause",

@@ -7,10 +7,10 @@ mod local;
 use std::path::Path;
 
 use clap::Parser as _;
-use divvy_smoke_report::Outcome;
+use divvy_smoke_report::SmokeOutcome;
 
 use crate::cli::smoke::SmokeArgs;
-use crate::cli::{AccessArgs, Cli, Command};
+use crate::cli::{AccessArgs, Cli, DivvyCommand};
 
 /// Run the test, and return the exit status.
 pub async fn run(args: SmokeArgs) -> anyhow::Result<u8> {
@@ -23,7 +23,7 @@ pub async fn run(args: SmokeArgs) -> anyhow::Result<u8> {
         Some(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => Err(error),
         _ => {
             divvy_program::fail(&error);
-            Ok(Outcome::Skip.exit_status())
+            Ok(SmokeOutcome::Skip.exit_status())
         }
     })
 }
@@ -32,7 +32,7 @@ pub async fn run(args: SmokeArgs) -> anyhow::Result<u8> {
 /// 2 also means that something could not be tried.
 pub(super) async fn after_doctor(cluster: Option<&AccessArgs>) -> anyhow::Result<u8> {
     let place = if cluster.is_some() { "--all-nodes" } else { "--here" };
-    let Command::Smoke(mut args) = Cli::try_parse_from(["divvy", "smoke", place])?.command else {
+    let DivvyCommand::Smoke(mut args) = Cli::try_parse_from(["divvy", "smoke", place])?.command else {
         anyhow::bail!("divvy smoke {place} is not understood");
     };
     let status = match cluster {
@@ -42,10 +42,10 @@ pub(super) async fn after_doctor(cluster: Option<&AccessArgs>) -> anyhow::Result
         }
         None => local::status(&args).unwrap_or_else(|error| {
             divvy_program::fail(&error);
-            Outcome::Fail.exit_status()
+            SmokeOutcome::Fail.exit_status()
         }),
     };
-    Ok(status.min(Outcome::Fail.exit_status()))
+    Ok(status.min(SmokeOutcome::Fail.exit_status()))
 }
 
 /// Remove what a run on a cluster left when it was killed.

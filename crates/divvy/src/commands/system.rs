@@ -136,10 +136,10 @@ fn links(args: &DevCharLinksArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-type Node = (String, (u32, u32));
+type NumberedDeviceNode = (String, (u32, u32));
 
 /// Return NVIDIA's existing device nodes.
-fn existing(machine: &Root<'_>) -> Vec<Node> {
+fn existing(machine: &Root<'_>) -> Vec<NumberedDeviceNode> {
     let mut found = Vec::new();
     for (directory, prefix) in [("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-")] {
         let mut names = machine.names(directory);
@@ -156,7 +156,7 @@ fn existing(machine: &Root<'_>) -> Vec<Node> {
 
 /// Return the device nodes that the driver may create: the control nodes, the nodes of the GPUs, whose minor numbers start at 0,
 /// and the nodes of the capabilities of MIG devices.
-fn possible(machine: &Root<'_>) -> anyhow::Result<Vec<Node>> {
+fn possible(machine: &Root<'_>) -> anyhow::Result<Vec<NumberedDeviceNode>> {
     let majors = Majors::read(machine)?;
     let minors = machine.text("/proc/driver/nvidia-caps/mig-minors");
     let control = majors.control()?;
@@ -166,7 +166,7 @@ fn possible(machine: &Root<'_>) -> anyhow::Result<Vec<Node>> {
         return Ok(Vec::new());
     }
     let gpu = majors.of(&GPU)?;
-    let mut found: Vec<Node> = control
+    let mut found: Vec<NumberedDeviceNode> = control
         .map(|(name, major, minor)| (format!("/dev/{name}"), (major, minor)))
         .to_vec();
     found.extend((0..gpus).map(|minor| (format!("/dev/nvidia{minor}"), (gpu, minor))));

@@ -11,8 +11,8 @@ use anyhow::Context as _;
 use divvy_feed::{Agents, waiting};
 use divvy_kube::client;
 use divvy_model::usage::Usage;
-use divvy_top::{Event, Key, State, Style, lines};
-use divvy_view::{NoUsage, View, Waiting};
+use divvy_top::{KeyPress, ScreenStyle, TopEvent, TopState, lines};
+use divvy_view::{NoUsage, View, WaitingPod};
 use futures::StreamExt as _;
 use serde::Serialize;
 
@@ -21,15 +21,15 @@ use super::progress::Arrived;
 use super::{probe, say, smi};
 use crate::cli::top::{TopArgs, TopOutput};
 use crate::printer;
-use machine::{Machine, Seen};
+use machine::{MachineReading, ProbedMachine};
 
 /// The columns of the table if the output is not a terminal.
 const COLUMNS: u16 = 120;
 
 /// Where the values come from.
-enum Source {
+enum TopSource {
     Cluster(kube::Client),
-    Machine(Box<Machine>),
+    Machine(Box<ProbedMachine>),
 }
 
 /// Show the screens until the user leaves, or print everything once.
@@ -37,22 +37,22 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     let is_once = args.once || args.output.is_some() || is_dumb || !std::io::stdout().is_terminal();
     match (source(&args).await?, is_once) {
-        (Source::Cluster(client), true) => once(&client, &args).await,
-        (Source::Cluster(client), false) => screen::of_cluster(client, &args, style(&args)).await,
-        (Source::Machine(machine), true) => machine_once(*machine, &args).await,
-        (Source::Machine(machine), false) => screen::of_machine(*machine, &args, style(&args)).await,
+        (TopSource::Cluster(client), true) => once(&client, &args).await,
+        (TopSource::Cluster(client), false) => screen::of_cluster(client, &args, style(&args)).await,
+        (TopSource::Machine(machine), true) => machine_once(*machine, &args).await,
+        (TopSource::Machine(machine), false) => screen::of_machine(*machine, &args, style(&args)).await,
     }
 }
 
 /// Choose the cluster, or without a kubeconfig this machine.
-async fn source(args: &TopArgs) -> anyhow::Result<Source> {
+async fn source(args: &TopArgs) -> anyhow::Result<TopSource> {
     if args.local || args.machine.probe.is_some() {
-        return Ok(Source::Machine(Box::new(Machine::find(&args.machine).await?)));
+        return Ok(TopSource::Machine(Box::new(ProbedMachine::find(&args.machine).await?)));
     }
     match client::connect(&choice(&args.cluster)).await {
-        Ok(connection) => Ok(Source::Cluster(connection.client)),
-        Err(error @ divvy_kube::Error::NoCluster) if args.nodes.is_empty() => match Machine::find(&args.machine).await {
-            Ok(machine) => Ok(Source::Machine(Box::new(machine))),
+        Ok(connection) => Ok(TopSource::Cluster(connection.client)),
+        Err(error @ divvy_kube::Error::NoCluster) if args.nodes.is_empty() => match ProbedMachine::find(&args.machine).await {
+            Ok(machine) => Ok(TopSource::Machine(Box::new(machine))),
             Err(local) => anyhow::bail!(
                 "{error}. Without a cluster, divvy top shows the GPUs of the node on which it runs as root, but {local:#}"
             ),
@@ -61,8 +61,8 @@ async fn source(args: &TopArgs) -> anyhow::Result<Source> {
     }
 }
 
-fn style(args: &TopArgs) -> Style {
-    Style {
+fn style(args: &TopArgs) -> ScreenStyle {
+    ScreenStyle {
         ascii: args.ascii || is_ascii(|name| std::env::var(name).ok()),
         color: printer::coloured(),
     }
@@ -86,7 +86,7 @@ struct Json<'a> {
     usage: BTreeMap<&'a str, &'a Usage>,
     /// The pods that wait for GPUs. Absent if nodes were named: these pods are on none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    waiting: Option<&'a [Waiting]>,
+    waiting: Option<&'a [WaitingPod]>,
     /// What is not known of them, and why.
     #[serde(rename = "waitingNotice", skip_serializing_if = "Option::is_none")]
     unknown: Option<&'a str>,
@@ -130,15 +130,18 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
         None => {
             let at = now();
             let events = answers.into_iter().filter_map(|(node, answer)| event(node, at, answer));
-            let waiting = waiting.map(|(pods, unknown)| Event::Waiting(pods, unknown));
-            print(args, [Event::Cluster { at, view }].into_iter().chain(events).chain(waiting))
+            let waiting = waiting.map(|(pods, unknown)| TopEvent::Waiting(pods, unknown));
+            print(
+                args,
+                [TopEvent::Cluster { at, view }].into_iter().chain(events).chain(waiting),
+            )
         }
     }
 }
 
-async fn machine_once(mut machine: Machine, args: &TopArgs) -> anyhow::Result<()> {
+async fn machine_once(mut machine: ProbedMachine, args: &TopArgs) -> anyhow::Result<()> {
     let read = tokio::time::timeout(probe::PATIENCE, machine.read()).await;
-    let Seen { view, usage, troubles } = read
+    let MachineReading { view, usage, troubles } = read
         .context("the driver does not answer; type divvy doctor to find the cause")?
         .map_err(smi::unread)?;
     for trouble in troubles {
@@ -157,21 +160,21 @@ async fn machine_once(mut machine: Machine, args: &TopArgs) -> anyhow::Result<()
 }
 
 /// Return the events of a machine that was read now.
-fn machine_events(view: View, usage: Usage) -> impl Iterator<Item = Event> {
+fn machine_events(view: View, usage: Usage) -> impl Iterator<Item = TopEvent> {
     let at = now();
     let node = view.nodes.first().map(|node| node.name.clone());
-    let usage = node.map(|node| Event::Usage {
+    let usage = node.map(|node| TopEvent::Usage {
         node,
         at,
         answer: Ok(usage),
     });
-    [Event::Cluster { at, view }].into_iter().chain(usage)
+    [TopEvent::Cluster { at, view }].into_iter().chain(usage)
 }
 
 /// Print the table of what these events tell.
-fn print(args: &TopArgs, events: impl Iterator<Item = Event>) -> anyhow::Result<()> {
-    let state = State::default().update(Event::Key(Key::Char('t')));
-    let state = events.fold(state, State::update);
+fn print(args: &TopArgs, events: impl Iterator<Item = TopEvent>) -> anyhow::Result<()> {
+    let state = TopState::default().update(TopEvent::Key(KeyPress::Char('t')));
+    let state = events.fold(state, TopState::update);
     let columns = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col);
     let columns = columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS);
     let text: String = lines(&state, style(args), columns)
@@ -182,9 +185,9 @@ fn print(args: &TopArgs, events: impl Iterator<Item = Event>) -> anyhow::Result<
 }
 
 /// Return the event for an agent's answer. A missing permission does not concern a single node: a notice reports it once.
-fn event(node: String, at: u64, answer: Result<Usage, NoUsage>) -> Option<Event> {
+fn event(node: String, at: u64, answer: Result<Usage, NoUsage>) -> Option<TopEvent> {
     let is_about_all = answer.as_ref().is_err_and(|error| error.notice().is_some());
-    (!is_about_all).then_some(Event::Usage { node, at, answer })
+    (!is_about_all).then_some(TopEvent::Usage { node, at, answer })
 }
 
 fn now() -> u64 {

@@ -15,7 +15,7 @@ use super::inspect::choice;
 use super::say;
 use crate::cli::uninstall::{UninstallArgs, UninstallOutput};
 use crate::printer;
-use crate::uninstall::{self, Directories, Found, KINDS, Kind, LEASE, NodeLeft, Object, Release};
+use crate::uninstall::{self, Directories, InstalledKind, InstalledParts, KINDS, LEASE, NodeLeft, Release, RemovedObject};
 
 /// The number of objects to request in one page of a list.
 const PAGE: u32 = 500;
@@ -42,7 +42,7 @@ pub async fn run(args: UninstallArgs) -> anyhow::Result<()> {
         remove(&client, &release, &found, &args).await?;
     }
     match args.output {
-        Some(UninstallOutput::Json) => printer::json(&Answer {
+        Some(UninstallOutput::Json) => printer::json(&UninstallAnswer {
             removed: args.yes,
             found: &found,
         }),
@@ -51,20 +51,20 @@ pub async fn run(args: UninstallArgs) -> anyhow::Result<()> {
 }
 
 #[derive(serde::Serialize)]
-struct Answer<'a> {
+struct UninstallAnswer<'a> {
     /// True with `--yes`: everything in `found` was removed. False: nothing was changed.
     removed: bool,
     #[serde(flatten)]
-    found: &'a Found,
+    found: &'a InstalledParts,
 }
 
-fn resource(kind: Kind) -> ApiResource {
+fn resource(kind: InstalledKind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
 }
 
 /// Return the API for a kind in one namespace. With `None`, return the API for all namespaces, or for a kind that is not
 /// namespaced.
-fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+fn api(client: &Client, kind: InstalledKind, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
         None => Api::all_with(client.clone(), &resource(kind)),
@@ -101,8 +101,8 @@ async fn each(api: &Api<DynamicObject>, selector: Option<&str>, mut take: impl F
     }
 }
 
-async fn find(client: &Client, release: &Release) -> anyhow::Result<Found> {
-    let mut found = Found {
+async fn find(client: &Client, release: &Release) -> anyhow::Result<InstalledParts> {
+    let mut found = InstalledParts {
         objects: Vec::new(),
         helm: None,
         nodes: nodes_left(client).await?,
@@ -121,7 +121,7 @@ async fn find(client: &Client, release: &Release) -> anyhow::Result<Found> {
             {
                 found.directories = directories;
             }
-            found.objects.push(Object {
+            found.objects.push(RemovedObject {
                 kind: kind.kind,
                 namespace: object.metadata.namespace,
                 name: object.metadata.name.unwrap_or_default(),
@@ -176,7 +176,7 @@ async fn find(client: &Client, release: &Release) -> anyhow::Result<Found> {
 }
 
 /// Return the plural of a kind with its API group, in the form that `kubectl auth can-i` takes: `daemonsets.apps`.
-fn full(kind: Kind) -> String {
+fn full(kind: InstalledKind) -> String {
     match kind.group {
         "" => kind.plural.to_owned(),
         group => format!("{}.{group}", kind.plural),
@@ -201,7 +201,7 @@ fn whole(object: &DynamicObject) -> Value {
 }
 
 /// Remove everything. All requests are first sent as a dry run, which shows missing permissions before anything is removed.
-async fn remove(client: &Client, release: &Release, found: &Found, args: &UninstallArgs) -> anyhow::Result<()> {
+async fn remove(client: &Client, release: &Release, found: &InstalledParts, args: &UninstallArgs) -> anyhow::Result<()> {
     let objects = || found.objects.iter().filter_map(|object| Some((object, object.of()?)));
     for (object, kind) in objects() {
         delete(client, object, kind, true).await.context("nothing was removed")?;
@@ -209,7 +209,7 @@ async fn remove(client: &Client, release: &Release, found: &Found, args: &Uninst
     for node in found.nodes.iter().filter(|node| node.has_something(args.labels)) {
         clean(client, node, args.labels, true).await.context("nothing was removed")?;
     }
-    let is_workload = |kind: Kind| kind.group == "apps";
+    let is_workload = |kind: InstalledKind| kind.group == "apps";
     for (object, kind) in objects().filter(|(_, kind)| is_workload(*kind)) {
         delete(client, object, kind, false).await?;
     }
@@ -228,7 +228,7 @@ async fn remove(client: &Client, release: &Release, found: &Found, args: &Uninst
     forgotten(client, args).await
 }
 
-async fn delete(client: &Client, object: &Object, kind: Kind, dry_run: bool) -> anyhow::Result<()> {
+async fn delete(client: &Client, object: &RemovedObject, kind: InstalledKind, dry_run: bool) -> anyhow::Result<()> {
     let params = DeleteParams {
         dry_run,
         ..DeleteParams::background()

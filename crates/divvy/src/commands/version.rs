@@ -8,7 +8,7 @@ use super::inspect::{choice, warn_left_out};
 use super::say;
 use crate::cli::{VersionArgs, VersionOutput};
 use crate::printer;
-use crate::version::{CLIENT, Known, Published, Server, Versions, agents, extenders};
+use crate::version::{CLIENT, Known, Published, ServerVersions, Versions, agents, extenders};
 
 /// Print the versions of this program and of the cluster's components, and warn if they differ.
 pub async fn run(args: VersionArgs) -> anyhow::Result<()> {
@@ -35,7 +35,7 @@ pub async fn run(args: VersionArgs) -> anyhow::Result<()> {
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-async fn server(args: &VersionArgs) -> Result<Server, Error> {
+async fn server(args: &VersionArgs) -> Result<ServerVersions, Error> {
     let Connection { client, .. } = client::connect(&choice(&args.cluster)).await?;
     let kubernetes = client.apiserver_version().await;
     let kubernetes = match kubernetes {
@@ -61,7 +61,7 @@ async fn server(args: &VersionArgs) -> Result<Server, Error> {
         list::extender_pods(&client),
         list::each_node(&client, version, |found| published.extend(found)),
     );
-    Ok(Server {
+    Ok(ServerVersions {
         kubernetes,
         extender: known(pods.map(extenders)),
         agents: known(nodes.map(|left_out| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use divvy_kube::{client, list};
 use divvy_program::until_stopped;
-use divvy_web::{Hosts, Hub, LocalToken, router};
+use divvy_web::{Hosts, LocalToken, PageHub, router};
 
 use super::inspect::choice;
 use crate::cli::web::WebArgs;
@@ -25,7 +25,7 @@ pub async fn run(args: WebArgs) -> anyhow::Result<()> {
     })?;
     let port = listener.local_addr().context("the port is not known")?.port();
     let token = LocalToken::random().context("no token can be made")?;
-    let hub = Arc::new(Hub::new());
+    let hub = Arc::new(PageHub::new());
     printer::print(&format!("http://127.0.0.1:{port}/?token={}\n", token.text()))?;
     super::say("Open this address in a browser on this machine. Ctrl-C ends the page.")?;
     let router = router(hub.clone(), Arc::new(token), Hosts::loopback(port));

@@ -11,7 +11,7 @@ use divvy_host::plain;
 use divvy_kube::client::{self, Connection};
 use divvy_kube::list;
 use divvy_kube::list::NotMade;
-use divvy_why::{Answer, Reported, Snapshot, Wants};
+use divvy_why::{Answer, ClusterSnapshot, Reported, Wants};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -24,9 +24,9 @@ use self::cluster::ClusterState;
 use self::explainer::Explainer;
 use super::inspect::choice;
 use super::watch;
-use crate::cli::output::Output;
+use crate::cli::output::OutputFormat;
 use crate::cli::{WhyArgs, WhyOutput};
-use crate::why::{Name, Style};
+use crate::why::{AnswerStyle, WhyTarget};
 use crate::{printer, why};
 
 /// The largest number of answers that are printed in full. If there are more, only the first sentence and the best suggestion of
@@ -59,7 +59,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let answers = answered(&connection, &snapshot, asked, args.all_nodes).await;
-    let one = matches!(args.names.as_slice(), [Name::Pod { .. }]);
+    let one = matches!(args.names.as_slice(), [WhyTarget::Pod { .. }]);
     match (&args.output, answers.first()) {
         (_, None) if !missing.is_empty() => {}
         (Some(output), Some(answer)) if one => printer::print(&formatted(output, answer, pods_of([answer]))?)?,
@@ -82,9 +82,9 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
 async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> anyhow::Result<()> {
     let client = &connection.client;
     let mut names = args.names.clone();
-    let mut known: Vec<Name> = Vec::new();
+    let mut known: Vec<WhyTarget> = Vec::new();
     let mut told: Vec<String> = Vec::new();
-    let printed = |answer: &Answer, style: Style| match &args.output {
+    let printed = |answer: &Answer, style: AnswerStyle| match &args.output {
         None => Ok(why::text(answer, style)),
         Some(output) => formatted(output, answer, pods_of([answer])),
     };
@@ -154,11 +154,17 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
 fn changes(client: &kube::Client, args: &WhyArgs, namespace: &str) -> impl Stream<Item = ()> + use<> {
     let (mut scope, mut config) = (Some(namespace), watcher::Config::default());
     match args.names.as_slice() {
-        [Name::Pod { namespace: own, name }] => {
+        [WhyTarget::Pod { namespace: own, name }] => {
             scope = own.as_deref().or(scope);
             config = config.fields(&format!("metadata.name={name}"));
         }
-        names if names.iter().any(|name| matches!(name, Name::Pod { namespace: Some(_), .. })) => scope = None,
+        names
+            if names
+                .iter()
+                .any(|name| matches!(name, WhyTarget::Pod { namespace: Some(_), .. })) =>
+        {
+            scope = None
+        }
         _ => {}
     }
     if let Some(selector) = &args.selector {
@@ -194,7 +200,7 @@ async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting
     }
 }
 
-async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
+async fn answered(connection: &Connection, snapshot: &ClusterSnapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
     let client = &connection.client;
     for wants in &mut asked {
         related::read_claims(client, wants).await;
@@ -215,15 +221,15 @@ fn is_gone(error: &anyhow::Error) -> bool {
 
 /// Format a value (an answer, several answers, or a placement) as `-o` requests. `pods` are the names to print for `-o name`.
 fn formatted<'a, T: Serialize>(
-    output: &Output<WhyOutput>,
+    output: &OutputFormat<WhyOutput>,
     value: &T,
     pods: impl IntoIterator<Item = &'a str>,
 ) -> anyhow::Result<String> {
     Ok(match output {
-        Output::Form(WhyOutput::Json) => printer::json_text(value)?,
-        Output::Form(WhyOutput::Yaml) => printer::yaml_text(value)?,
-        Output::Form(WhyOutput::Name) => pods.into_iter().map(|pod| format!("pod/{pod}\n")).collect(),
-        Output::JsonPath(template) => plain(&template.render(&serde_json::to_value(value)?)).into_owned(),
+        OutputFormat::Form(WhyOutput::Json) => printer::json_text(value)?,
+        OutputFormat::Form(WhyOutput::Yaml) => printer::yaml_text(value)?,
+        OutputFormat::Form(WhyOutput::Name) => pods.into_iter().map(|pod| format!("pod/{pod}\n")).collect(),
+        OutputFormat::JsonPath(template) => plain(&template.render(&serde_json::to_value(value)?)).into_owned(),
     })
 }
 
@@ -298,8 +304,8 @@ async fn add_readable_facts(client: &kube::Client, answers: &mut [Answer]) {
     }
 }
 
-fn style(answers: usize, all_nodes: bool) -> Style {
-    Style {
+fn style(answers: usize, all_nodes: bool) -> AnswerStyle {
+    AnswerStyle {
         width: printer::terminal_width(),
         all_nodes,
         short: answers > IN_FULL && !all_nodes,
@@ -328,7 +334,7 @@ async fn nothing_found(client: &kube::Client, args: &WhyArgs, namespace: &str) -
     let names: Vec<String> = args.names.iter().map(ToString::to_string).collect();
     let mut text = format!("There are no pods of {} in namespace {namespace}.\n", names.join(", "));
     for refused in not_made(client, Some(namespace)).await {
-        let of_it = |name: &Name| matches!(name, Name::Workload { name, .. } if refused.by.contains(name.as_str()));
+        let of_it = |name: &WhyTarget| matches!(name, WhyTarget::Workload { name, .. } if refused.by.contains(name.as_str()));
         if args.names.iter().any(of_it) {
             text.push_str(&format!("{}\n", not_made_text(&refused)));
         }
@@ -358,7 +364,7 @@ async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -
 async fn named(
     client: &kube::Client,
     namespace: &str,
-    names: &[Name],
+    names: &[WhyTarget],
     missing: &mut Vec<anyhow::Error>,
 ) -> anyhow::Result<Vec<Wants>> {
     let mut found: Vec<Wants> = Vec::new();
@@ -380,10 +386,10 @@ fn add(to: &mut Vec<Wants>, pods: Vec<Wants>) {
     }
 }
 
-async fn of_name(client: &kube::Client, namespace: &str, name: &Name) -> anyhow::Result<Vec<Wants>> {
+async fn of_name(client: &kube::Client, namespace: &str, name: &WhyTarget) -> anyhow::Result<Vec<Wants>> {
     Ok(match name {
-        Name::Pod { namespace: own, name } => vec![pod(client, own.as_deref().unwrap_or(namespace), name).await?],
-        Name::Workload { kind, name } => {
+        WhyTarget::Pod { namespace: own, name } => vec![pod(client, own.as_deref().unwrap_or(namespace), name).await?],
+        WhyTarget::Workload { kind, name } => {
             let selector = list::selector_of(client, kind.api(), namespace, name).await?;
             selected(client, namespace, &selector).await?
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use divvy_view::{NodeView, View};
 use serde_json::Value;
 
-use crate::jsonpath::{self, Path};
+use crate::jsonpath::{self, KubectlPath};
 
 /// The key by which the nodes are sorted, in ascending order, as in kubectl.
 #[derive(Debug, Clone)]
@@ -21,12 +21,12 @@ pub enum SortBy {
     /// The total number of units.
     Total,
     /// The first value that a path selects in the JSON of a node as printed by `-o json`, and the text of the path.
-    Path(Path, String),
+    Path(KubectlPath, String),
 }
 
 /// Why nodes cannot be sorted.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum SortError {
     /// The text is neither a column nor a path.
     #[error(
         "this is not a column; write name, allocated, free, total, or a path in a node's JSON such as {{.gpus[0].allocated}}"
@@ -34,29 +34,29 @@ pub enum Error {
     NoColumn,
     /// The text begins like a path, and is none.
     #[error(transparent)]
-    Path(#[from] jsonpath::Error),
+    Path(#[from] jsonpath::PathError),
     /// The path selects nothing in any node.
     #[error("--sort-by {0}: no node has this field; -o json shows the fields of a node")]
     NoField(String),
 }
 
 impl FromStr for SortBy {
-    type Err = Error;
+    type Err = SortError;
 
-    fn from_str(text: &str) -> Result<SortBy, Error> {
+    fn from_str(text: &str) -> Result<SortBy, SortError> {
         Ok(match text {
             "name" => SortBy::Name,
             "allocated" => SortBy::Allocated,
             "free" => SortBy::Free,
             "total" => SortBy::Total,
             path if path.starts_with(['.', '{', '$']) => SortBy::Path(path.parse()?, path.to_owned()),
-            _ => return Err(Error::NoColumn),
+            _ => return Err(SortError::NoColumn),
         })
     }
 }
 
 /// Sort the nodes. On a tie, sort by name.
-pub fn sort(view: &mut View, by: &SortBy) -> Result<(), Error> {
+pub fn sort(view: &mut View, by: &SortBy) -> Result<(), SortError> {
     view.nodes.sort_by(|a, b| a.name.cmp(&b.name));
     match by {
         SortBy::Name => {}
@@ -76,7 +76,7 @@ pub fn sort(view: &mut View, by: &SortBy) -> Result<(), Error> {
             keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
             view.nodes = keyed.into_iter().map(|(_, node)| node).collect();
             if none {
-                return Err(Error::NoField(text.clone()));
+                return Err(SortError::NoField(text.clone()));
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::node_sums::sums;
 
 /// The state of the check's pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SchedulerVerdict {
     /// The pod has the extender's message with the nonce. Only the scheduler can have copied the message from the extender's
     /// answer.
     Called {
@@ -87,7 +87,7 @@ fn free_one() -> String {
 }
 
 /// Return the state of the check's pod.
-pub fn verdict(pod: &Value, nonce: &str) -> Verdict {
+pub fn verdict(pod: &Value, nonce: &str) -> SchedulerVerdict {
     let text = |path: &str| pod.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
     let scheduler = text("/spec/schedulerName");
     let conditions = pod
@@ -103,20 +103,20 @@ pub fn verdict(pod: &Value, nonce: &str) -> Verdict {
         })
         .next();
     if said.as_ref().is_some_and(|(_, message)| message.contains(nonce)) {
-        return Verdict::Called { scheduler };
+        return SchedulerVerdict::Called { scheduler };
     }
     let node = text("/spec/nodeName");
     if !node.is_empty() {
         let by_extender = pod
             .pointer("/metadata/annotations")
             .is_some_and(|annotations| annotations.get(names::ALLOCATION).is_some());
-        return Verdict::Bound {
+        return SchedulerVerdict::Bound {
             scheduler,
             node,
             by_extender,
         };
     }
-    Verdict::Waiting { scheduler, said }
+    SchedulerVerdict::Waiting { scheduler, said }
 }
 
 /// Return the text for the user about a scheduler that did not call the extender's filter.
@@ -193,12 +193,12 @@ mod tests {
 
     #[test]
     fn only_the_extenders_own_word_proves_that_it_was_called() {
-        let check = |pod: Value, expected: Verdict| assert_eq!(verdict(&pod, NONCE), expected);
+        let check = |pod: Value, expected: SchedulerVerdict| assert_eq!(verdict(&pod, NONCE), expected);
         let scheduler = || "default-scheduler".to_owned();
         let word = divvy_extender::check_refusal(NONCE).expect("a nonce");
         check(
             seen(None, false, Some(("SchedulerError", &word))),
-            Verdict::Called { scheduler: scheduler() },
+            SchedulerVerdict::Called { scheduler: scheduler() },
         );
         check(
             seen(
@@ -206,7 +206,7 @@ mod tests {
                 false,
                 Some(("Unschedulable", "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.")),
             ),
-            Verdict::Waiting {
+            SchedulerVerdict::Waiting {
                 scheduler: scheduler(),
                 said: Some((
                     "Unschedulable".to_owned(),
@@ -216,7 +216,7 @@ mod tests {
         );
         check(
             seen(None, false, None),
-            Verdict::Waiting {
+            SchedulerVerdict::Waiting {
                 scheduler: scheduler(),
                 said: None,
             },
@@ -224,7 +224,7 @@ mod tests {
         for allocation in [false, true] {
             check(
                 seen(Some("n1"), allocation, None),
-                Verdict::Bound {
+                SchedulerVerdict::Bound {
                     scheduler: scheduler(),
                     node: "n1".to_owned(),
                     by_extender: allocation,
@@ -232,7 +232,10 @@ mod tests {
             );
         }
         // Every copy of the pod has the nonce in its annotation, which proves nothing.
-        assert!(matches!(verdict(&seen(None, false, None), NONCE), Verdict::Waiting { .. }));
+        assert!(matches!(
+            verdict(&seen(None, false, None), NONCE),
+            SchedulerVerdict::Waiting { .. }
+        ));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{API_VERSION, Error, KIND};
+use super::{API_VERSION, KIND, SchedulerConfigError};
 
 const GROUP: &str = "kubescheduler.config.k8s.io/";
 
@@ -67,7 +67,7 @@ const CHOSEN: [(&str, &str); 6] = [
 ];
 
 /// Convert a configuration to v1. `origin` is the file's name, for error messages.
-pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
+pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, SchedulerConfigError> {
     let Value::Object(mut file) = input else {
         return Err(other(
             origin,
@@ -110,15 +110,15 @@ pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
     Ok(converted)
 }
 
-fn other(origin: &str, found: &str, instead: &str) -> Error {
-    Error::OtherKind {
+fn other(origin: &str, found: &str, instead: &str) -> SchedulerConfigError {
+    SchedulerConfigError::OtherKind {
         origin: origin.to_owned(),
         found: found.to_owned(),
         instead: instead.to_owned(),
     }
 }
 
-fn of_another_kind(origin: &str, kind: &str) -> Error {
+fn of_another_kind(origin: &str, kind: &str) -> SchedulerConfigError {
     let (found, instead) = match kind {
         "" => ("without kind".to_owned(), "such a file starts with apiVersion: and kind:"),
         "Pod" => (
@@ -137,7 +137,7 @@ fn of_another_kind(origin: &str, kind: &str) -> Error {
 
 /// Convert a Policy (`--policy-config-file`), which old tutorials use. Its extenders are kept. Its predicates and priorities have
 /// no equivalent in v1.
-fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error> {
+fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, SchedulerConfigError> {
     let mut notes = vec![format!(
         "changed: kind Policy to {KIND} {API_VERSION}: Kubernetes 1.23 removed --policy-config-file and --policy-configmap; remove that flag \
          from the scheduler's arguments, and add --config with this file"
@@ -156,7 +156,7 @@ fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error
             .remove(name)
             .is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty()))
         {
-            return Err(Error::NotInV1 {
+            return Err(SchedulerConfigError::NotInV1 {
                 origin: origin.to_owned(),
                 path: name.to_owned(),
                 found: "a list of a Policy".to_owned(),
@@ -250,7 +250,7 @@ impl Converted {
         }
     }
 
-    fn profiles(&mut self, from: &str, origin: &str) -> Result<(), Error> {
+    fn profiles(&mut self, from: &str, origin: &str) -> Result<(), SchedulerConfigError> {
         let Some(Value::Array(profiles)) = self.config.get_mut("profiles") else {
             return Ok(());
         };
@@ -274,7 +274,12 @@ impl Converted {
     }
 }
 
-fn plugin_sets(plugins: &mut Map<String, Value>, path: &str, origin: &str, notes: &mut Vec<String>) -> Result<(), Error> {
+fn plugin_sets(
+    plugins: &mut Map<String, Value>,
+    path: &str,
+    origin: &str,
+    notes: &mut Vec<String>,
+) -> Result<(), SchedulerConfigError> {
     for (point, set) in plugins.iter_mut() {
         for list in ["enabled", "disabled"] {
             let Some(Value::Array(names)) = set.get_mut(list) else {
@@ -294,7 +299,12 @@ fn plugin_sets(plugins: &mut Map<String, Value>, path: &str, origin: &str, notes
     Ok(())
 }
 
-fn plugin_configs(configs: &mut Vec<Value>, path: &str, origin: &str, notes: &mut Vec<String>) -> Result<(), Error> {
+fn plugin_configs(
+    configs: &mut Vec<Value>,
+    path: &str,
+    origin: &str,
+    notes: &mut Vec<String>,
+) -> Result<(), SchedulerConfigError> {
     let mut kept = Vec::with_capacity(configs.len());
     for mut config in configs.drain(..) {
         let place = format!("{path}.pluginConfig");
@@ -320,7 +330,7 @@ fn plugin_configs(configs: &mut Vec<Value>, path: &str, origin: &str, notes: &mu
 }
 
 /// Return a note if the plugin must be removed. Fails if its removal would change the placement of pods.
-fn gone(name: Option<&str>, place: &str, matters: bool, origin: &str) -> Result<Option<String>, Error> {
+fn gone(name: Option<&str>, place: &str, matters: bool, origin: &str) -> Result<Option<String>, SchedulerConfigError> {
     let Some(name) = name else { return Ok(None) };
     if let Some((_, why)) = REPLACED.iter().find(|(plugin, _)| *plugin == name) {
         return Ok(Some(format!("removed: {name} from {place}: {why}")));
@@ -333,7 +343,7 @@ fn gone(name: Option<&str>, place: &str, matters: bool, origin: &str) -> Result<
             "removed: {name} from {place}: v1beta2 removed the plugin, so there is nothing to turn off"
         )));
     }
-    Err(Error::NotInV1 {
+    Err(SchedulerConfigError::NotInV1 {
         origin: origin.to_owned(),
         path: place.to_owned(),
         found: name.to_owned(),

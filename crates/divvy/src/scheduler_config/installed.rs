@@ -12,7 +12,7 @@ use super::{Inline, PATH, Tls};
 
 /// Why kube-scheduler cannot call an installed extender, and what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ExtenderServiceError {
     /// The Service is headless.
     #[error(
         "the Service {service} has no address of its own, and kube-scheduler on the host network cannot resolve names of Services; \
@@ -89,7 +89,7 @@ pub fn installed(
     secret: Option<&Secret>,
     server_name: Option<&str>,
     now_s: i64,
-) -> Result<(String, Tls), Error> {
+) -> Result<(String, Tls), ExtenderServiceError> {
     let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
     let name = service.metadata.name.as_deref().unwrap_or_default();
     let spec = service.spec.as_ref();
@@ -97,11 +97,11 @@ pub fn installed(
     let address: IpAddr = spec
         .and_then(|spec| spec.cluster_ip.as_deref())
         .and_then(|ip| ip.parse().ok())
-        .ok_or_else(|| Error::NoAddress { service: shown() })?;
+        .ok_or_else(|| ExtenderServiceError::NoAddress { service: shown() })?;
     let port = spec
         .and_then(|spec| spec.ports.as_ref()?.first())
         .map(|port| port.port)
-        .ok_or_else(|| Error::NoPort { service: shown() })?;
+        .ok_or_else(|| ExtenderServiceError::NoPort { service: shown() })?;
     let host = match address {
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),
@@ -110,17 +110,18 @@ pub fn installed(
         return Ok((format!("http://{host}:{port}{PATH}"), Tls::default()));
     };
     let secret_name = format!("{namespace}/{}", secret.metadata.name.as_deref().unwrap_or_default());
-    let part = |key: &str| -> Result<&ByteString, Error> {
+    let part = |key: &str| -> Result<&ByteString, ExtenderServiceError> {
         let data = secret.data.as_ref().and_then(|data| data.get(key));
-        data.filter(|value| !value.0.is_empty()).ok_or_else(|| Error::Missing {
-            secret: secret_name.clone(),
-            key: key.to_owned(),
-            namespace: namespace.to_owned(),
-            deployment: name.to_owned(),
-        })
+        data.filter(|value| !value.0.is_empty())
+            .ok_or_else(|| ExtenderServiceError::Missing {
+                secret: secret_name.clone(),
+                key: key.to_owned(),
+                namespace: namespace.to_owned(),
+                deployment: name.to_owned(),
+            })
     };
     let (ca, cert, key) = (part(keys::CA)?, part(keys::CLIENT)?, part(keys::CLIENT_KEY)?);
-    let unusable = |key: &str, why: String| Error::Unusable {
+    let unusable = |key: &str, why: String| ExtenderServiceError::Unusable {
         secret: secret_name.clone(),
         key: key.to_owned(),
         why,
@@ -133,11 +134,13 @@ pub fn installed(
     let server_name = server_name.map_or_else(|| default_server_name_of(name, namespace), str::to_owned);
     let server = Pair::read(&part(keys::SERVER)?.0, &part(keys::SERVER_KEY)?.0);
     let server = server.map_err(|why| unusable(keys::SERVER, why.to_string()))?;
-    server.serves(&roots, &server_name, now_s).map_err(|why| Error::OtherName {
-        secret: secret_name.clone(),
-        server_name: server_name.clone(),
-        why: why.to_string(),
-    })?;
+    server
+        .serves(&roots, &server_name, now_s)
+        .map_err(|why| ExtenderServiceError::OtherName {
+            secret: secret_name.clone(),
+            server_name: server_name.clone(),
+            why: why.to_string(),
+        })?;
     let tls = Tls {
         inline: Some(Inline {
             ca: base64(ca),
@@ -151,10 +154,10 @@ pub fn installed(
 }
 
 /// Return `ca.crt` of a Secret in base64, after checking that it is a valid CA.
-pub fn authority(secret: &Secret) -> Result<String, Error> {
+pub fn authority(secret: &Secret) -> Result<String, ExtenderServiceError> {
     let ca = secret.data.as_ref().and_then(|data| data.get(keys::CA));
-    let ca = ca.filter(|ca| !ca.0.is_empty()).ok_or(Error::NoAuthority)?;
-    Roots::read(&ca.0).map_err(|why| Error::UnusableAuthority { why: why.to_string() })?;
+    let ca = ca.filter(|ca| !ca.0.is_empty()).ok_or(ExtenderServiceError::NoAuthority)?;
+    Roots::read(&ca.0).map_err(|why| ExtenderServiceError::UnusableAuthority { why: why.to_string() })?;
     Ok(base64(ca))
 }
 
@@ -176,7 +179,7 @@ fn default_server_name_of(service: &str, namespace: &str) -> String {
 #[cfg(test)]
 mod tests {
     use divvy_extender::tls::make::carry_out;
-    use divvy_extender::tls::plan::{Data, Lifetimes, plan};
+    use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, plan};
     use serde_json::json;
 
     use super::*;
@@ -193,9 +196,9 @@ mod tests {
     }
 
     fn secret(name: &str) -> Secret {
-        let lifetimes = Lifetimes::default();
-        let due = plan(&Data::new(), name, NOW, lifetimes).expect("ours");
-        let data = carry_out(&due, &Data::new(), name, NOW, lifetimes).expect("made");
+        let lifetimes = CertificateLifetimes::default();
+        let due = plan(&SecretData::new(), name, NOW, lifetimes).expect("ours");
+        let data = carry_out(&due, &SecretData::new(), name, NOW, lifetimes).expect("made");
         Secret {
             metadata: serde_json::from_value(json!({"name": "divvy-extender-tls"})).expect("metadata"),
             data: Some(data.into_iter().map(|(key, value)| (key, ByteString(value))).collect()),

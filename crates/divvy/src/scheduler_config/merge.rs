@@ -6,15 +6,15 @@ use divvy_model::{MigProfile, WholeKind};
 use serde_json::{Map, Value, json};
 
 use super::convert::{Converted, to_v1};
-use super::{Error, INLINE_NOTE, Inline, PATH, PERCENTAGE, Stanza, Tls, WEIGHT, Whole};
+use super::{INLINE_NOTE, Inline, PATH, PERCENTAGE, SchedulerConfigError, Stanza, Tls, WEIGHT, WholeConfig};
 
 /// The settings that the merged file must contain.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct WantedSettings {
     /// Divvy's entry.
     pub stanza: Stanza,
     /// The source of the address in `stanza`.
-    pub address: Address,
+    pub address: ExtenderAddressSource,
     /// The path of the scheduler's kubeconfig, if a flag gives it.
     pub kubeconfig: Option<String>,
     /// The path of the scheduler's kubeconfig if neither a flag nor the file gives it.
@@ -25,7 +25,7 @@ pub struct Wanted {
 
 /// The source of the extender's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Address {
+pub enum ExtenderAddressSource {
     /// The address comes from `--extender-url`.
     Flag,
     /// The address is that of the installed extender (`--from-cluster`).
@@ -82,8 +82,8 @@ const EXTENDER_FIELDS: [&str; 13] = [
 ];
 
 /// Merge the wanted settings into a configuration. `origin` is the file's name, for error messages.
-pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error> {
-    let value: Value = serde_saphyr::from_str(input).map_err(|error| Error::NotYaml {
+pub fn merge(input: &str, origin: &str, wanted: &WantedSettings) -> Result<Merged, SchedulerConfigError> {
+    let value: Value = serde_saphyr::from_str(input).map_err(|error| SchedulerConfigError::NotYaml {
         origin: origin.to_owned(),
         text: error.to_string().trim_start_matches("error: ").to_owned(),
     })?;
@@ -126,7 +126,7 @@ pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error
         ));
     }
     let text = render(&config, &extenders, ours, &stanza);
-    let after: Value = serde_saphyr::from_str(&text).map_err(|error| Error::NotYaml {
+    let after: Value = serde_saphyr::from_str(&text).map_err(|error| SchedulerConfigError::NotYaml {
         origin: "the merged file (this is a bug in Divvy; please report it)".to_owned(),
         text: error.to_string(),
     })?;
@@ -166,7 +166,7 @@ fn own_comments() -> Vec<String> {
         mig_profiles: BTreeSet::new(),
     };
     let whole = |kubeconfig, lease| {
-        Whole {
+        WholeConfig {
             stanza: &stanza,
             kubeconfig,
             profile: "",
@@ -203,7 +203,7 @@ fn unknown(config: &Map<String, Value>, notes: &mut Vec<String>) {
     }
 }
 
-fn client(config: &mut Map<String, Value>, wanted: &Wanted, notes: &mut Vec<String>) {
+fn client(config: &mut Map<String, Value>, wanted: &WantedSettings, notes: &mut Vec<String>) {
     let there = config
         .get("clientConnection")
         .and_then(|client| client.get("kubeconfig"))
@@ -256,7 +256,7 @@ fn percentage(config: &mut Map<String, Value>, notes: &mut Vec<String>) {
     }
 }
 
-fn profile(config: &mut Map<String, Value>, wanted: &Wanted, notes: &mut Vec<String>) {
+fn profile(config: &mut Map<String, Value>, wanted: &WantedSettings, notes: &mut Vec<String>) {
     let Some(name) = &wanted.profile else { return };
     let profiles = config.entry("profiles").or_insert_with(|| json!([]));
     let Value::Array(profiles) = profiles else { return };
@@ -275,14 +275,14 @@ fn profile(config: &mut Map<String, Value>, wanted: &Wanted, notes: &mut Vec<Str
 /// Return the other extenders, the position of Divvy's entry among them, and Divvy's entry.
 fn extenders(
     config: &mut Map<String, Value>,
-    wanted: &Wanted,
+    wanted: &WantedSettings,
     origin: &str,
     notes: &mut Vec<String>,
-) -> Result<(Vec<Value>, usize, Stanza), Error> {
+) -> Result<(Vec<Value>, usize, Stanza), SchedulerConfigError> {
     let list = match config.shift_remove("extenders") {
         Some(Value::Array(list)) => list,
         Some(other) => {
-            return Err(Error::Conflict {
+            return Err(SchedulerConfigError::Conflict {
                 origin: origin.to_owned(),
                 path: "extenders".to_owned(),
                 found: format!("is {other}, not a list"),
@@ -312,7 +312,7 @@ fn extenders(
         let of_ours = managed.iter().filter(|name| super::is_managed(name)).count();
         let is_in_both = managed.iter().any(|name| stanza.resources().any(|ours| ours == **name));
         let replaced = url.trim_end_matches('/').ends_with(PATH) || (is_in_both && of_ours == managed.len());
-        let clash = |found: String, why: &str| Error::Conflict {
+        let clash = |found: String, why: &str| SchedulerConfigError::Conflict {
             origin: origin.to_owned(),
             path: path.clone(),
             found,
@@ -325,7 +325,7 @@ fn extenders(
                 continue;
             }
             place = Some(rest.len());
-            if wanted.address == Address::Default {
+            if wanted.address == ExtenderAddressSource::Default {
                 stanza = keep_address(&extender, &url, &stanza);
             }
             keep_weight(&extender, &mut stanza);
@@ -409,7 +409,14 @@ fn keep_weight(extender: &Value, stanza: &mut Stanza) {
     }
 }
 
-fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &str, url: &str, notes: &mut Vec<String>) {
+fn explain_replaced(
+    extender: &Value,
+    stanza: &Stanza,
+    address: ExtenderAddressSource,
+    path: &str,
+    url: &str,
+    notes: &mut Vec<String>,
+) {
     let Ok(Value::Array(ours)) = serde_saphyr::from_str::<Value>(&stanza.text()) else {
         return;
     };
@@ -428,9 +435,9 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &
             "bindVerb" => ": the extender writes the GPU in the binding request",
             "httpTimeout" => ": longer than the extender's slowest answer (4.5 s)",
             "urlPrefix" => match address {
-                Address::Flag => ": from --extender-url",
-                Address::Cluster => ": the address of the installed extender (--from-cluster)",
-                Address::Default => ": the address of Divvy's extender",
+                ExtenderAddressSource::Flag => ": from --extender-url",
+                ExtenderAddressSource::Cluster => ": the address of the installed extender (--from-cluster)",
+                ExtenderAddressSource::Default => ": the address of Divvy's extender",
             },
             "prioritizeVerb" => ": the extender scores the nodes",
             "preemptVerb" => ": otherwise the scheduler evicts pods in vain, because their memory is on several GPUs",
@@ -453,8 +460,8 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &
     }
     if url.trim_end_matches('/') == stanza.url {
         let why = match address {
-            Address::Cluster => "it is the address of the installed extender",
-            Address::Flag | Address::Default => "--extender-url changes it",
+            ExtenderAddressSource::Cluster => "it is the address of the installed extender",
+            ExtenderAddressSource::Flag | ExtenderAddressSource::Default => "--extender-url changes it",
         };
         notes.push(format!("kept: {path}.urlPrefix {url}; {why}"));
     }

@@ -4,13 +4,13 @@
 
 pub mod mutation;
 
-use super::{Error, Inline, Stanza, Whole};
+use super::{Inline, SchedulerConfigError, Stanza, WholeConfig};
 use mutation::Mutation;
 
 /// The default `schedulerName` of the second scheduler.
 pub const NAME: &str = "divvy-scheduler";
 /// The default version. A kube-scheduler may be one minor version older than the API server, but not newer.
-pub const DEFAULT_VERSION: Version = Version {
+pub const DEFAULT_VERSION: KubernetesVersion = KubernetesVersion {
     major: 1,
     minor: 36,
     patch: 3,
@@ -22,7 +22,7 @@ pub const TLS_DIRECTORY: &str = "/etc/divvy/tls";
 
 /// A version of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct KubernetesVersion {
     /// The major version, always 1.
     pub major: u32,
     /// The minor version, such as 36.
@@ -31,23 +31,23 @@ pub struct Version {
     pub patch: u32,
 }
 
-impl std::fmt::Display for Version {
+impl std::fmt::Display for KubernetesVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "v{}.{}.{}", self.major, self.minor, self.patch)
     }
 }
 
-impl std::str::FromStr for Version {
-    type Err = Error;
+impl std::str::FromStr for KubernetesVersion {
+    type Err = SchedulerConfigError;
 
     /// Parse `1.36.3`, `v1.36.3`, or a distribution's version: `v1.31.4-eks-abc`, `v1.30.5-gke.1014001`, `v1.33.1+k3s1`.
-    fn from_str(text: &str) -> Result<Version, Error> {
-        let wrong = || Error::Version(text.to_owned());
+    fn from_str(text: &str) -> Result<KubernetesVersion, SchedulerConfigError> {
+        let wrong = || SchedulerConfigError::Version(text.to_owned());
         let plain = text.strip_prefix('v').unwrap_or(text);
         let plain = plain.split(['-', '+']).next().unwrap_or_default();
         let mut parts = plain.split('.').map(|part| part.parse::<u32>().map_err(|_| wrong()));
         let mut next = || parts.next().unwrap_or_else(|| Err(wrong()));
-        let version = Version {
+        let version = KubernetesVersion {
             major: next()?,
             minor: next()?,
             patch: next()?,
@@ -61,7 +61,7 @@ impl std::str::FromStr for Version {
 
 /// The parameters of the manifests.
 #[derive(Debug, Clone)]
-pub struct Second<'a> {
+pub struct SecondScheduler<'a> {
     /// Divvy's entry. Its address is the one by which a pod reaches the extender.
     pub stanza: &'a Stanza,
     /// The namespace of the scheduler.
@@ -69,7 +69,7 @@ pub struct Second<'a> {
     /// The name of the scheduler's objects, and the `schedulerName` of the pods that it schedules.
     pub name: &'a str,
     /// The cluster's version.
-    pub version: Version,
+    pub version: KubernetesVersion,
     /// The name of the Secret with `ca.crt` (and `tls.crt`, `tls.key`), for an extender that uses HTTPS.
     pub tls_secret: Option<&'a str>,
     /// The content of that Secret. With `None`, the Secret exists already, and the manifests do not contain it.
@@ -78,12 +78,12 @@ pub struct Second<'a> {
     pub mutation: &'a Mutation,
 }
 
-impl Second<'_> {
+impl SecondScheduler<'_> {
     /// Return the manifests, for `kubectl apply -f -`. Fails if the mutation is not possible on this version, or with this
     /// scheduler name.
-    pub fn text(&self) -> Result<String, Error> {
+    pub fn text(&self) -> Result<String, SchedulerConfigError> {
         let mutation = self.mutation.text(self.version, self.name)?;
-        let configuration = Whole {
+        let configuration = WholeConfig {
             stanza: self.stanza,
             kubeconfig: None,
             profile: self.name,
@@ -292,7 +292,7 @@ mod tests {
 
     fn manifests(version: &str, tls_secret: Option<&str>) -> (String, Vec<Value>) {
         let stanza = Stanza::new(SERVICE_URL, Tls::default()).expect("an address");
-        let text = Second {
+        let text = SecondScheduler {
             stanza: &stanza,
             namespace: "kube-system",
             name: NAME,
@@ -348,7 +348,7 @@ mod tests {
             key: "a2V5".to_owned(),
         };
         let stanza = Stanza::new(SERVICE_URL, Tls::default()).expect("an address");
-        let text = Second {
+        let text = SecondScheduler {
             stanza: &stanza,
             namespace: "kube-system",
             name: NAME,
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn versions_are_read_as_clouds_write_them() {
         let check = |text: &str, expected: Option<&str>| {
-            let found = text.parse::<Version>().ok().map(|version| version.to_string());
+            let found = text.parse::<KubernetesVersion>().ok().map(|version| version.to_string());
             assert_eq!(found.as_deref(), expected, "{text}");
         };
         check("1.36.3", Some("v1.36.3"));

@@ -3,27 +3,27 @@
 use std::fmt::Write as _;
 
 use divvy_model::PodKey;
-use divvy_simulator::what_if::{Cluster, Outcome, Use, asking};
+use divvy_simulator::what_if::{CurrentCluster, Use, WhatIfOutcome, asking};
 use serde::Serialize;
 
 use crate::printer::columns;
 
 /// The cluster now, and under each policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Answer {
+pub struct WhatIfAnswer {
     /// The number of bound pods that request GPU memory and have not ended.
     pub placed: u64,
     /// The number of waiting pods that request GPU memory.
     pub waiting: u64,
     /// The use of the cluster now.
-    pub now: Used,
+    pub now: ClusterUse,
     /// The use of the cluster under each policy.
     pub then: Vec<Then>,
 }
 
 /// The use of a cluster's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Used {
+pub struct ClusterUse {
     /// The number of pods that request GPU memory and are on a node.
     pub placed: u64,
     /// The number of nodes with usable GPUs.
@@ -47,7 +47,7 @@ pub struct Then {
     pub policy: &'static str,
     /// The use of the cluster under the policy.
     #[serde(flatten)]
-    pub used: Used,
+    pub used: ClusterUse,
     /// The number of pods that the simulation placed again.
     pub replayed: u64,
     /// The number of those pods that are on a different node than now.
@@ -63,9 +63,9 @@ pub struct Then {
     pub would_not_fit: Vec<String>,
 }
 
-impl From<Use> for Used {
-    fn from(of: Use) -> Used {
-        Used {
+impl From<Use> for ClusterUse {
+    fn from(of: Use) -> ClusterUse {
+        ClusterUse {
             placed: of.placed,
             nodes: of.nodes,
             idle_nodes: of.idle_nodes,
@@ -78,7 +78,7 @@ impl From<Use> for Used {
 }
 
 /// Combine the outcomes for all policies.
-pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
+pub fn answer(cluster: &CurrentCluster, outcomes: &[WhatIfOutcome]) -> WhatIfAnswer {
     let (placed, waiting) = asking(cluster);
     let now = outcomes.first().map(|outcome| outcome.now).unwrap_or_default();
     let names = |keys: &[PodKey]| keys.iter().map(PodKey::to_string).collect();
@@ -92,7 +92,7 @@ pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
         would_wait: names(&outcome.would_wait),
         would_not_fit: names(&outcome.would_not_fit),
     });
-    Answer {
+    WhatIfAnswer {
         placed,
         waiting,
         now: now.into(),
@@ -104,10 +104,10 @@ pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
 const SHOWN: usize = 10;
 
 /// Return the text: a table with a line for the current cluster and for each policy, then the names of the affected pods.
-pub fn text(answer: &Answer) -> String {
+pub fn text(answer: &WhatIfAnswer) -> String {
     let mut cells =
         "POLICY\tPLACED\tWAITING\tWOULD FIT\tWOULD NOT FIT\tMOVED\tGPU MEMORY GIVEN\tIDLE GPUS\tIDLE NODES\n".to_owned();
-    let shares = |used: &Used| {
+    let shares = |used: &ClusterUse| {
         let percent = 100.0 * used.used_mib as f64 / used.memory_mib.max(1) as f64;
         let gib = |mib: u64| mib as f64 / 1024.0;
         format!(

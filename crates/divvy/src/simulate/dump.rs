@@ -9,7 +9,7 @@ use divvy_kube::slim::{Kind as _, SlimNode, SlimPod};
 
 /// The nodes and pods in a dump.
 #[derive(Debug, Default)]
-pub struct Dump {
+pub struct ClusterDump {
     /// The nodes, in the order of the text.
     pub nodes: Vec<NodeObject>,
     /// The pods, in the order of the text.
@@ -20,7 +20,7 @@ pub struct Dump {
 
 /// The reason why a text is not a dump.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
+pub enum UnusableDump {
     /// The text is not JSON, or is incomplete.
     #[error("it is not JSON as kubectl prints it ({0}); create it with: kubectl get nodes,pods -A -o json")]
     Json(#[from] serde_json::Error),
@@ -33,13 +33,13 @@ pub enum Unusable {
 }
 
 #[derive(Deserialize)]
-struct Document {
+struct DumpDocument {
     kind: Option<String>,
-    items: Option<Vec<Item>>,
+    items: Option<Vec<DumpItem>>,
 }
 
 /// An item of a list. It is converted as soon as it is parsed, because as a JSON value, it would take many times the memory.
-enum Item {
+enum DumpItem {
     Node(Box<NodeObject>),
     Pod(Box<PodObject>),
     /// The name of a node or pod that cannot be read, and the reason.
@@ -50,19 +50,19 @@ enum Item {
     Unsaid(serde_json::Value),
 }
 
-impl<'de> Deserialize<'de> for Item {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Item, D::Error> {
+impl<'de> Deserialize<'de> for DumpItem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DumpItem, D::Error> {
         let item = serde_json::Value::deserialize(deserializer)?;
         let kind = item.get("kind").and_then(serde_json::Value::as_str).map(str::to_owned);
         Ok(match kind {
-            None => Item::Unsaid(item),
-            Some(kind) => Item::of(&kind, item),
+            None => DumpItem::Unsaid(item),
+            Some(kind) => DumpItem::of(&kind, item),
         })
     }
 }
 
-impl Item {
-    fn of(kind: &str, item: serde_json::Value) -> Item {
+impl DumpItem {
+    fn of(kind: &str, item: serde_json::Value) -> DumpItem {
         let text = |key: &str| item["metadata"][key].as_str().unwrap_or_default().to_owned();
         let name = match (text("namespace"), text("name")) {
             (namespace, name) if namespace.is_empty() => name,
@@ -72,16 +72,16 @@ impl Item {
             "Node" => SlimNode::deserialize(item)
                 .map_err(|error| error.to_string())
                 .and_then(|node| match node.trouble() {
-                    None => Ok(Item::Node(Box::new(node.into()))),
+                    None => Ok(DumpItem::Node(Box::new(node.into()))),
                     Some(why) => Err(why),
                 }),
             "Pod" => match SlimPod::deserialize(item) {
-                Ok(pod) => Ok(Item::Pod(Box::new(pod.into()))),
+                Ok(pod) => Ok(DumpItem::Pod(Box::new(pod.into()))),
                 Err(error) => Err(error.to_string()),
             },
-            other => return Item::Other(other.to_owned()),
+            other => return DumpItem::Other(other.to_owned()),
         };
-        read.unwrap_or_else(|why| Item::Unreadable(format!("{kind} {}", short(&name)), short(&why)))
+        read.unwrap_or_else(|why| DumpItem::Unreadable(format!("{kind} {}", short(&name)), short(&why)))
     }
 }
 
@@ -89,28 +89,28 @@ impl Item {
 ///
 /// # Errors
 /// Fails if the text is not JSON or contains no nodes.
-pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
-    let mut dump = Dump::default();
+pub fn read(text: &[u8]) -> Result<ClusterDump, UnusableDump> {
+    let mut dump = ClusterDump::default();
     let mut others: Vec<String> = Vec::new();
-    for document in serde_json::Deserializer::from_slice(text).into_iter::<Document>() {
+    for document in serde_json::Deserializer::from_slice(text).into_iter::<DumpDocument>() {
         let document = document?;
         let own = document.kind.unwrap_or_default();
         let Some(items) = document.items else {
-            return Err(Unusable::Other {
+            return Err(UnusableDump::Other {
                 found: format!("an object of kind {own:?} was found where lists are expected"),
             });
         };
         for item in items {
             let item = match item {
-                Item::Unsaid(item) => Item::of(own.trim_end_matches("List"), item),
+                DumpItem::Unsaid(item) => DumpItem::of(own.trim_end_matches("List"), item),
                 said => said,
             };
             match item {
-                Item::Node(node) => dump.nodes.push(*node),
-                Item::Pod(pod) => dump.pods.push(*pod),
-                Item::Unreadable(name, why) => dump.left_out.add(name, why),
-                Item::Other(kind) if !others.contains(&kind) => others.push(kind),
-                Item::Other(_) | Item::Unsaid(_) => {}
+                DumpItem::Node(node) => dump.nodes.push(*node),
+                DumpItem::Pod(pod) => dump.pods.push(*pod),
+                DumpItem::Unreadable(name, why) => dump.left_out.add(name, why),
+                DumpItem::Other(kind) if !others.contains(&kind) => others.push(kind),
+                DumpItem::Other(_) | DumpItem::Unsaid(_) => {}
             }
         }
     }
@@ -124,7 +124,7 @@ pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
     } else {
         format!(", but {}", others.join(", "))
     };
-    Err(Unusable::Other {
+    Err(UnusableDump::Other {
         found: format!("{missing}{besides}"),
     })
 }

@@ -2,14 +2,14 @@
 
 use divvy_policy::Policy;
 use divvy_simulator::{
-    Choice, Completions, Error, Inflation, Lifetimes, Order, Setting, Trace, Turnover, inflate, replay, turn_over,
+    Completions, Error, Inflation, Lifetimes, NodeChoice, Order, Setting, Trace, Turnover, inflate, replay, turn_over,
 };
 
 /// The way in which pods arrive and end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flow {
     /// Pods arrive in these orders and never end.
-    Fill(Vec<Numbered<Arrival>>),
+    Fill(Vec<Numbered<ArrivalOrder>>),
     /// Pods arrive at random and end.
     TurnOver {
         /// The loads, in percent of the cluster's GPUs. There is one run for each combination of a load and a seed.
@@ -38,7 +38,7 @@ pub struct Numbered<T> {
 
 /// The source of an order in which pods arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Arrival {
+pub enum ArrivalOrder {
     /// The order was read from a file.
     Read(Order),
     /// The order is generated from a seed.
@@ -65,12 +65,12 @@ pub struct Study {
     /// The number of arrivals from which a policy may learn the usual requests. `None` means all arrivals.
     pub history: Option<u64>,
     /// The way in which a node is chosen once the policy has computed the costs.
-    pub choice: Choice,
+    pub choice: NodeChoice,
 }
 
 /// A run to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Job {
+pub struct StudyJob {
     /// The policy of the run.
     pub policy: Policy,
     /// The load in percent, for [`Flow::TurnOver`].
@@ -83,7 +83,7 @@ pub struct Job {
 
 /// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StudyOutcome {
     /// The outcome of a run in which pods never end.
     Filled(Inflation),
     /// The outcome of a run in which pods end.
@@ -92,11 +92,11 @@ pub enum Outcome {
 
 /// A finished run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Run {
+pub struct StudyRun {
     /// The job of the run.
-    pub job: Job,
+    pub job: StudyJob,
     /// The outcome of the run.
-    pub outcome: Outcome,
+    pub outcome: StudyOutcome,
 }
 
 impl Study {
@@ -116,11 +116,11 @@ impl Study {
     }
 
     /// Return all jobs, in the order of the output: by policy, load, and seed.
-    pub fn jobs(&self) -> Vec<Job> {
+    pub fn jobs(&self) -> Vec<StudyJob> {
         let mut jobs = Vec::new();
         for &policy in &self.policies {
             let mut add = |load, seed, order| {
-                jobs.push(Job {
+                jobs.push(StudyJob {
                     policy,
                     load,
                     seed,
@@ -144,7 +144,7 @@ impl Study {
     /// # Errors
     ///
     /// Fails if the trace lacks data that the run needs.
-    pub fn run(&self, job: Job) -> Result<Run, Error> {
+    pub fn run(&self, job: StudyJob) -> Result<StudyRun, Error> {
         let setting = Setting {
             learn_from: self.history,
             choice: self.choice,
@@ -154,13 +154,13 @@ impl Study {
         let outcome = match &self.flow {
             Flow::Fill(orders) => {
                 let mut order = match &orders[job.order].of {
-                    Arrival::Read(order) => order.clone(),
-                    Arrival::Shuffled { seed, percent } => Order::shuffled(&self.trace, *seed, *percent),
+                    ArrivalOrder::Read(order) => order.clone(),
+                    ArrivalOrder::Shuffled { seed, percent } => Order::shuffled(&self.trace, *seed, *percent),
                 };
                 if let Some(ranks) = &self.ranks {
                     order.ranks.clone_from(ranks);
                 }
-                Outcome::Filled(inflate(&self.trace, &order, setting))
+                StudyOutcome::Filled(inflate(&self.trace, &order, setting))
             }
             Flow::TurnOver {
                 lifetimes,
@@ -174,10 +174,10 @@ impl Study {
                     counted: *counted,
                     ..Completions::at(job.load.unwrap_or(0), job.seed.unwrap_or(0))
                 };
-                Outcome::TurnedOver(turn_over(&self.trace, &ranks(), setting, &completions)?)
+                StudyOutcome::TurnedOver(turn_over(&self.trace, &ranks(), setting, &completions)?)
             }
-            Flow::Replay => Outcome::TurnedOver(replay(&self.trace, &ranks(), setting)?),
+            Flow::Replay => StudyOutcome::TurnedOver(replay(&self.trace, &ranks(), setting)?),
         };
-        Ok(Run { job, outcome })
+        Ok(StudyRun { job, outcome })
     }
 }

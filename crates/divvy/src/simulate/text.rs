@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use divvy_policy::Policy;
-use divvy_simulator::{Inflation, Size, Tally, Turnover};
+use divvy_simulator::{FitTally, Inflation, Size, Turnover};
 use serde::Serialize;
 
-use super::study::{Outcome, Run};
+use super::study::{StudyOutcome, StudyRun};
 use crate::printer::columns;
 
 /// A run in the output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Told {
+pub enum ToldRun {
     /// A run in which pods never end.
     Filled(Filled),
     /// A run in which pods end.
@@ -84,17 +84,17 @@ pub struct OfSize {
 
 /// The output of a study.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Answer {
+pub struct StudyAnswer {
     /// All runs, in the order of policies, loads, and seeds.
-    pub runs: Vec<Told>,
+    pub runs: Vec<ToldRun>,
     /// The cluster's GPUs, in thousandths of a GPU.
     pub capacity_milli: u64,
 }
 
 /// A table: the names of the columns, and the rows.
-pub type Table = (Vec<String>, Vec<Vec<String>>);
+pub type TextTable = (Vec<String>, Vec<Vec<String>>);
 
-fn of_sizes(by_size: &BTreeMap<Size, Tally>) -> Vec<OfSize> {
+fn of_sizes(by_size: &BTreeMap<Size, FitTally>) -> Vec<OfSize> {
     let of = by_size.iter().map(|(size, tally)| OfSize {
         size: size.to_string(),
         asked: tally.asked,
@@ -103,7 +103,7 @@ fn of_sizes(by_size: &BTreeMap<Size, Tally>) -> Vec<OfSize> {
     of.collect()
 }
 
-fn filled(run: &Run, of: &Inflation, capacity_milli: u64) -> Filled {
+fn filled(run: &StudyRun, of: &Inflation, capacity_milli: u64) -> Filled {
     Filled {
         policy: run.job.policy.name(),
         seed: run.job.seed,
@@ -121,7 +121,7 @@ fn filled(run: &Run, of: &Inflation, capacity_milli: u64) -> Filled {
     }
 }
 
-fn turned_over(run: &Run, of: &Turnover) -> TurnedOver {
+fn turned_over(run: &StudyRun, of: &Turnover) -> TurnedOver {
     let pods = of.pods();
     TurnedOver {
         policy: run.job.policy.name(),
@@ -137,26 +137,26 @@ fn turned_over(run: &Run, of: &Turnover) -> TurnedOver {
 }
 
 /// Return the output for `-o json`.
-pub fn answer(runs: &[Run], capacity_milli: u64) -> Answer {
+pub fn answer(runs: &[StudyRun], capacity_milli: u64) -> StudyAnswer {
     let told = runs.iter().map(|run| match &run.outcome {
-        Outcome::Filled(of) => Told::Filled(filled(run, of, capacity_milli)),
-        Outcome::TurnedOver(of) => Told::TurnedOver(turned_over(run, of)),
+        StudyOutcome::Filled(of) => ToldRun::Filled(filled(run, of, capacity_milli)),
+        StudyOutcome::TurnedOver(of) => ToldRun::TurnedOver(turned_over(run, of)),
     });
-    Answer {
+    StudyAnswer {
         runs: told.collect(),
         capacity_milli,
     }
 }
 
 /// Return the output for `-o csv`: a line for each run, with percentages to two decimals.
-pub fn csv(answer: &Answer) -> String {
+pub fn csv(answer: &StudyAnswer) -> String {
     let mut text = String::new();
     let optional = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
     let seed = |seed: Option<u64>| seed.map_or_else(String::new, |seed| seed.to_string());
     for (number, run) in answer.runs.iter().enumerate() {
         // Writing to a String does not fail.
         let _ = match run {
-            Told::Filled(run) => {
+            ToldRun::Filled(run) => {
                 if number == 0 {
                     text.push_str("policy,seed,at95,at100,at130,used_milli,placed,failed,first_failure\n");
                 }
@@ -174,7 +174,7 @@ pub fn csv(answer: &Answer) -> String {
                     optional(run.first_failure)
                 )
             }
-            Told::TurnedOver(run) => {
+            ToldRun::TurnedOver(run) => {
                 if number == 0 {
                     text.push_str("policy,load,seed,used,lost,large_lost,placed,failed\n");
                 }
@@ -197,8 +197,8 @@ pub fn csv(answer: &Answer) -> String {
 }
 
 /// Return the table: a row for each policy and load, with mean and sample standard deviation over the runs.
-pub fn table(answer: &Answer) -> Table {
-    let mut groups: Vec<Vec<&Told>> = Vec::new();
+pub fn table(answer: &StudyAnswer) -> TextTable {
+    let mut groups: Vec<Vec<&ToldRun>> = Vec::new();
     for run in &answer.runs {
         match groups.last_mut() {
             Some(group) if key(group[0]) == key(run) => group.push(run),
@@ -206,10 +206,10 @@ pub fn table(answer: &Answer) -> Table {
         }
     }
     let names = match answer.runs.first() {
-        Some(Told::TurnedOver(run)) if run.load.is_none() => {
+        Some(ToldRun::TurnedOver(run)) if run.load.is_none() => {
             &["POLICY", "IN USE %", "LOST %", "PODS OF 8 GPUS LOST %", "PLACED", "FAILED"][..]
         }
-        Some(Told::TurnedOver(_)) => &[
+        Some(ToldRun::TurnedOver(_)) => &[
             "POLICY",
             "LOAD",
             "IN USE %",
@@ -233,26 +233,26 @@ pub fn table(answer: &Answer) -> Table {
     (names.iter().map(|name| (*name).to_owned()).collect(), rows)
 }
 
-fn key(run: &Told) -> (&'static str, Option<u64>) {
+fn key(run: &ToldRun) -> (&'static str, Option<u64>) {
     match run {
-        Told::Filled(run) => (run.policy, None),
-        Told::TurnedOver(run) => (run.policy, run.load.map(f64::to_bits)),
+        ToldRun::Filled(run) => (run.policy, None),
+        ToldRun::TurnedOver(run) => (run.policy, run.load.map(f64::to_bits)),
     }
 }
 
-fn row(group: &[&Told]) -> Vec<String> {
+fn row(group: &[&ToldRun]) -> Vec<String> {
     let filled: Vec<&Filled> = group
         .iter()
         .filter_map(|run| match run {
-            Told::Filled(run) => Some(run),
-            Told::TurnedOver(_) => None,
+            ToldRun::Filled(run) => Some(run),
+            ToldRun::TurnedOver(_) => None,
         })
         .collect();
     let turned: Vec<&TurnedOver> = group
         .iter()
         .filter_map(|run| match run {
-            Told::TurnedOver(run) => Some(run),
-            Told::Filled(_) => None,
+            ToldRun::TurnedOver(run) => Some(run),
+            ToldRun::Filled(_) => None,
         })
         .collect();
     let (policy, _) = key(group[0]);
@@ -313,7 +313,7 @@ fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
 }
 
 /// Return the sentence that says how many runs a row of the table stands for.
-pub fn note(runs: &[Run]) -> String {
+pub fn note(runs: &[StudyRun]) -> String {
     let policies: Vec<Policy> = runs.iter().fold(Vec::new(), |mut found, run| {
         if !found.contains(&run.job.policy) {
             found.push(run.job.policy);
@@ -341,7 +341,7 @@ pub fn note(runs: &[Run]) -> String {
 }
 
 /// Return the table as text, followed by a note.
-pub fn print((names, rows): &Table, note: &str) -> String {
+pub fn print((names, rows): &TextTable, note: &str) -> String {
     let mut cells = names.join("\t") + "\n";
     for row in rows {
         cells.push_str(&row.join("\t"));

@@ -20,8 +20,8 @@ fn node(name: &str) -> NodeLeft {
     }
 }
 
-fn holder_of(name: &str, memory: Option<MiB>) -> Holder {
-    Holder {
+fn holder_of(name: &str, memory: Option<MiB>) -> HoldingPod {
+    HoldingPod {
         namespace: "ml".to_owned(),
         name: name.to_owned(),
         node: "n1".to_owned(),
@@ -29,13 +29,13 @@ fn holder_of(name: &str, memory: Option<MiB>) -> Holder {
     }
 }
 
-fn found() -> Found {
-    let object = |kind, name: &str| Object {
+fn found() -> InstalledParts {
+    let object = |kind, name: &str| RemovedObject {
         kind,
         namespace: None,
         name: name.to_owned(),
     };
-    Found {
+    InstalledParts {
         objects: vec![
             object("DaemonSet", "divvy-agent"),
             object("ClusterRole", "divvy-agent"),
@@ -53,8 +53,8 @@ fn found() -> Found {
     }
 }
 
-fn nothing() -> Found {
-    Found {
+fn nothing() -> InstalledParts {
+    InstalledParts {
         objects: Vec::new(),
         helm: None,
         nodes: vec![NodeLeft {
@@ -76,7 +76,7 @@ fn the_plan_says_what_goes_and_what_is_left() {
     insta::assert_snapshot!(
         "removed_with_labels",
         text(
-            &Found {
+            &InstalledParts {
                 pods: vec![holder_of("a", None)],
                 ..found()
             },
@@ -92,10 +92,10 @@ fn the_plan_says_what_goes_and_what_is_left() {
 /// Only the refusal for pods that hold memory can be forced.
 #[test]
 fn uninstall_is_refused_for_held_memory_and_helm() {
-    let refused = |found: &Found, force| refusal(found, &release(), force).unwrap_or_default();
+    let refused = |found: &InstalledParts, force| refusal(found, &release(), force).unwrap_or_default();
     insta::assert_snapshot!("refused_for_pods", refused(&found(), false));
     assert_eq!(refused(&found(), true), "");
-    let by_helm = Found {
+    let by_helm = InstalledParts {
         helm: Some("gpus".to_owned()),
         ..found()
     };
@@ -109,7 +109,7 @@ fn uninstall_is_refused_for_held_memory_and_helm() {
 
 #[test]
 fn of_a_thousand_pods_the_first_ten_are_named() {
-    let many = Found {
+    let many = InstalledParts {
         pods: (0..1000).map(|number| holder_of(&format!("p{number}"), None)).collect(),
         ..found()
     };

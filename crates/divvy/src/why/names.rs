@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A pod or a workload that the user named.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Name {
+pub enum WhyTarget {
     /// A single pod.
     Pod {
         /// The pod's namespace. `None` means the command's namespace.
@@ -63,16 +63,16 @@ impl Workload {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for WhyTarget {
     /// Write the name in a form that the user can type again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Name::Pod { namespace: None, name } => f.write_str(name),
-            Name::Pod {
+            WhyTarget::Pod { namespace: None, name } => f.write_str(name),
+            WhyTarget::Pod {
                 namespace: Some(namespace),
                 name,
             } => write!(f, "{namespace}/{name}"),
-            Name::Workload { kind, name } => write!(f, "{}/{name}", kind.api().2.to_lowercase()),
+            WhyTarget::Workload { kind, name } => write!(f, "{}/{name}", kind.api().2.to_lowercase()),
         }
     }
 }
@@ -82,13 +82,13 @@ impl fmt::Display for Name {
 #[error("{0:?} is not the name of a pod; write NAME, pod/NAME, NAMESPACE/NAME, or deploy/NAME (also sts, rs, ds, job)")]
 pub struct NoName(String);
 
-impl std::str::FromStr for Name {
+impl std::str::FromStr for WhyTarget {
     type Err = NoName;
 
     /// Parse a name. If the part before the slash is a kind that kubectl knows, it is taken as a kind, even if a namespace has
     /// the same name.
-    fn from_str(text: &str) -> Result<Name, NoName> {
-        let pod = |namespace: Option<&str>, name: &str| Name::Pod {
+    fn from_str(text: &str) -> Result<WhyTarget, NoName> {
+        let pod = |namespace: Option<&str>, name: &str| WhyTarget::Pod {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),
         };
@@ -98,7 +98,7 @@ impl std::str::FromStr for Name {
             ["pod" | "pods" | "po", name] => pod(None, name),
             ["pod" | "pods" | "po", namespace, name] => pod(Some(namespace), name),
             [kind, name] => match Workload::parse(kind) {
-                Some(kind) => Name::Workload {
+                Some(kind) => WhyTarget::Workload {
                     kind,
                     name: (*name).to_owned(),
                 },
@@ -120,11 +120,11 @@ mod tests {
 
     #[test]
     fn pods_and_workloads_are_named_as_in_kubectl_and_why() {
-        let pod = |namespace: Option<&str>, name: &str| Name::Pod {
+        let pod = |namespace: Option<&str>, name: &str| WhyTarget::Pod {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),
         };
-        let of = |kind| Name::Workload {
+        let of = |kind| WhyTarget::Workload {
             kind,
             name: "db".to_owned(),
         };
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(text.parse(), Ok(expected), "{text}");
         }
         for text in ["", "/", "a/", "/a", "a/b/c", "pod/"] {
-            assert!(text.parse::<Name>().is_err(), "{text:?}");
+            assert!(text.parse::<WhyTarget>().is_err(), "{text:?}");
         }
     }
 }

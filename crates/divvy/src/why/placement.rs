@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use divvy_host::plain;
 use divvy_model::{Held, Pod};
 use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
-use divvy_policy::{Fleet, Limits, Offer, Policy};
-use divvy_why::{Request, amount, request_text};
+use divvy_policy::{CacheLimits, Fleet, PlacementOffer, Policy};
+use divvy_why::{GpuRequest, amount, request_text};
 use serde::Serialize;
 
 use crate::printer::columns;
@@ -23,7 +23,7 @@ pub struct Placement {
     /// The name of the policy.
     pub policy: &'static str,
     /// The pod's request.
-    pub request: Request,
+    pub request: GpuRequest,
     /// The pod's request as text, such as `3 GiB`.
     #[serde(skip)]
     pub asks: String,
@@ -33,13 +33,13 @@ pub struct Placement {
     /// The number of nodes with room for the pod.
     pub nodes: usize,
     /// The best nodes with room for the pod, at most six, starting with the best.
-    pub best: Vec<Candidate>,
+    pub best: Vec<NodeCandidate>,
 }
 
 /// A node with room for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Candidate {
+pub struct NodeCandidate {
     /// The node's name.
     pub node: String,
     /// The GPUs that the pod would get.
@@ -76,7 +76,7 @@ pub struct TermAnswer {
 /// Rank the nodes for a pod as if the pod were not placed yet. From the pods in the ledger, the policy learns which requests
 /// are usual.
 pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
-    let mut fleet = Fleet::new(policy, Limits::default());
+    let mut fleet = Fleet::new(policy, CacheLimits::default());
     fleet.learn(ledger);
     let mut without = ledger.clone();
     without.apply_pod(Pod {
@@ -87,7 +87,7 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     fleet.follow(&without);
     let ask = Ask::of_pod(pod, ledger.unit());
     let offers = fleet.offers(pod, &ask, &without);
-    let candidate = |offer: &Offer| {
+    let candidate = |offer: &PlacementOffer| {
         let view = without.node(&offer.node);
         let state = view.and_then(|view| view.state());
         let gpus: Vec<&GpuState> = state
@@ -98,7 +98,7 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
             name: term.name,
             milli: term.milli,
         });
-        Candidate {
+        NodeCandidate {
             node: offer.node.clone(),
             gpu: names_of(&gpus),
             gpus: gpus
@@ -115,7 +115,7 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     Placement {
         pod: pod.key().to_string(),
         policy: policy.name(),
-        request: Request {
+        request: GpuRequest {
             units: ask.units,
             memory: ledger.unit().memory(ask.units),
             gpus: ask.gpus,

@@ -5,7 +5,7 @@ use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::{MemoryUnit, Vendor};
 use divvy_placement::Ledger;
 use divvy_policy::Policy;
-use divvy_why::{Answer, Change, Hold, Obstacle, Snapshot};
+use divvy_why::{Answer, Change, ClusterSnapshot, Hold, Obstacle};
 use serde_json::{Value, json};
 
 use super::*;
@@ -41,11 +41,11 @@ fn runs(name: &'static str, index: &'static str, units: u64, change: impl Fn(&mu
     })
 }
 
-fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
+fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> ClusterSnapshot {
     let mut ledger = Ledger::new(MemoryUnit::GIB);
     ledger.replace_nodes(&nodes.iter().map(convert::node).collect::<Vec<_>>());
     ledger.replace_pods(pods.iter().map(|pod| convert::pod(pod).expect("readable")));
-    Snapshot::new(
+    ClusterSnapshot::new(
         ledger,
         nodes.iter().map(from_objects::site).collect(),
         pods.iter().cloned().filter_map(from_objects::tenant).collect(),
@@ -59,7 +59,7 @@ fn explained(nodes: &[NodeObject], object: &PodObject, others: &[PodObject]) -> 
 }
 
 fn shown(answer: &Answer) -> String {
-    text(answer, Style::default())
+    text(answer, AnswerStyle::default())
 }
 
 #[test]
@@ -722,9 +722,9 @@ fn an_answer_about_a_large_cluster_fits_a_screen() {
     let answer = explained(&nodes, &pod(12, |_| ()), &pods);
     let text = text(
         &answer,
-        Style {
+        AnswerStyle {
             width: Some(100),
-            ..Style::default()
+            ..AnswerStyle::default()
         },
     );
     insta::assert_snapshot!(text);
@@ -798,7 +798,7 @@ fn a_pod_without_compute_time_is_told_what_helps() {
     });
     let asks = pod(3, |pod| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-cores": "30"}));
     let answer = explained(&[guarding()], &asks, std::slice::from_ref(&busy));
-    insta::assert_snapshot!(text(&answer, Style::default()));
+    insta::assert_snapshot!(text(&answer, AnswerStyle::default()));
     assert!(
         matches!(answer.suggestions[0].change, Change::AskForCores { cores: 20 }),
         "{:?}",
@@ -815,5 +815,5 @@ fn a_pod_that_wants_compute_time_is_told_if_no_node_limits_it() {
     // The driver limits only the memory.
     *inventory = inventory.replace("\"guard\"", "\"cgroup\"");
     let answer = explained(&[plain], &asks, &[]);
-    insta::assert_snapshot!(text(&answer, Style::default()));
+    insta::assert_snapshot!(text(&answer, AnswerStyle::default()));
 }

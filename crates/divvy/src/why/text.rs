@@ -2,13 +2,13 @@
 
 use divvy_host::plain;
 use divvy_model::{Health, MemoryUnit, MiB};
-use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported, Share, State, Suggestion, amount};
+use divvy_why::{Answer, BoundShare, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, PodState, Reported, Suggestion, amount};
 
 use crate::printer::paint;
 
 /// The layout of an answer.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Style {
+pub struct AnswerStyle {
     /// The width of the terminal in columns. With `None`, lines are not wrapped.
     pub width: Option<usize>,
     /// Whether to show every node, every GPU, and every holder.
@@ -30,8 +30,8 @@ const GROUPS: usize = 6;
 const PODS: usize = 3;
 
 /// Return the answer as text, which ends with a newline.
-pub fn text(answer: &Answer, style: Style) -> String {
-    let mut page = Page {
+pub fn text(answer: &Answer, style: AnswerStyle) -> String {
+    let mut page = AnswerPage {
         unit: MemoryUnit::new(answer.unit).unwrap_or_default(),
         style,
         lines: Vec::new(),
@@ -51,9 +51,9 @@ pub fn text(answer: &Answer, style: Style) -> String {
 /// Color the titles. The color of the first words shows the pod's state.
 fn coloured(text: &str, answer: &Answer) -> String {
     let colour = match answer.state {
-        State::Waiting => "1;33",
-        State::Bound => "1;32",
-        State::Ended | State::NoGpuMemory => "1",
+        PodState::Waiting => "1;33",
+        PodState::Bound => "1;32",
+        PodState::Ended | PodState::NoGpuMemory => "1",
     };
     let subject = plain(&subject(answer)).into_owned();
     let lines = text
@@ -90,13 +90,13 @@ fn subject(answer: &Answer) -> String {
     }
 }
 
-struct Page {
+struct AnswerPage {
     unit: MemoryUnit,
-    style: Style,
+    style: AnswerStyle,
     lines: Vec<String>,
 }
 
-impl Page {
+impl AnswerPage {
     /// Add a text, wrapped to the terminal's width. `first` and `rest` are the indentation of the first and of the other lines.
     fn put(&mut self, first: &str, rest: &str, text: &str) {
         match self.style.width {
@@ -160,7 +160,7 @@ impl Page {
         }
     }
 
-    fn share(&self, share: &Share) -> String {
+    fn share(&self, share: &BoundShare) -> String {
         let size = amount(share.memory, self.unit);
         match share.index {
             Some(index) => format!("holds {size} of {} of node {}", named(index, &share.model), share.node),
@@ -371,7 +371,7 @@ fn lacks_memory(node: &NodeAnswer) -> bool {
 /// messages only count the nodes that the answer already lists.
 fn tells_more(answer: &Answer) -> bool {
     let fits = answer.closest.iter().any(|node| node.fits);
-    answer.state != State::Waiting || fits || !answer.holds.is_empty() || answer.closest.is_empty()
+    answer.state != PodState::Waiting || fits || !answer.holds.is_empty() || answer.closest.is_empty()
 }
 
 fn said(reported: &Reported) -> String {

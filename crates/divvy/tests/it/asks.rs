@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use divvy_testbed::api::{ApiServer, Effect, Listening, Match, Options, PatchKind, Right, Rule};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Effect, FaultRule, Listening, Match, PatchKind, Right};
 use divvy_testbed::builders::pod;
-use divvy_testbed::programs::Program;
+use divvy_testbed::programs::ChildProgram;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -73,12 +73,12 @@ struct Cluster {
     directory: TempDir,
     /// The address of the explainer.
     address: SocketAddr,
-    _explainer: Program,
+    _explainer: ChildProgram,
 }
 
 /// Make a cluster with Divvy, a waiting pod in `ml`, and pods in `ml` and `other` that hold the memory for which it waits.
 async fn cluster() -> Cluster {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let objects = default_objects();
     for namespace in ["divvy-system", "ml", "other"] {
@@ -141,7 +141,7 @@ async fn cluster() -> Cluster {
     }
 }
 
-fn start(api: &ApiServer, listening: &Listening, directory: &TempDir, address: SocketAddr) -> Program {
+fn start(api: &ApiServer, listening: &Listening, directory: &TempDir, address: SocketAddr) -> ChildProgram {
     let path = directory.path().join("explainer.kubeconfig");
     std::fs::write(&path, api.kubeconfig_for(listening.addr(), EXPLAINER)).expect("written");
     let (kubeconfig, listen) = (path.display().to_string(), address.to_string());
@@ -153,7 +153,7 @@ fn start(api: &ApiServer, listening: &Listening, directory: &TempDir, address: S
         "--listen",
         &listen,
     ];
-    Program::start("explainer", &programs().divvy, &args, &[], &directory.path().join("logs")).expect("it starts")
+    ChildProgram::start("explainer", &programs().divvy, &args, &[], &directory.path().join("logs")).expect("it starts")
 }
 
 fn said(directory: &TempDir) -> String {
@@ -210,7 +210,7 @@ async fn a_question_is_repeated_if_its_connection_breaks_off() {
     cluster
         .api
         .reach("divvy-system", "divvy-explainer", listener.local_addr().expect("bound"));
-    let slowly = Rule::new(
+    let slowly = FaultRule::new(
         Match::any().verb("list").resource("pods").namespace(""),
         Effect::Latency(Duration::from_secs(1)),
     );

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use divvy_testbed::api::{ApiServer, Listening, Options};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
 use serde_json::{Value, json};
 
 use crate::cli::{beside, stderr, stdout};
@@ -25,7 +25,7 @@ fn pod(name: &str, gpu: u32, units: u64) -> Value {
 }
 
 async fn cluster(directory: &Path) -> (ApiServer, Listening, String) {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     api.create("nodes", node()).expect("a node");
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let path = directory.join("kubeconfig");
@@ -131,7 +131,7 @@ async fn an_undecided_audit_exits_with_status_2() {
     ];
     for (name, nodes, pods, expected, verdict, said) in cases {
         let directory = tempfile::tempdir().expect("a directory");
-        let api = ApiServer::new(Options::default());
+        let api = ApiServer::new(ApiServerOptions::default());
         for node in nodes {
             api.create("nodes", node).expect("a node");
         }

@@ -7,13 +7,13 @@ use std::fmt::Display;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use divvy_audit::Level;
+use divvy_audit::FindingLevel;
 use divvy_model::{Allocation, Inventory, names};
-use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, Rule, RuleId};
+use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, FaultRule, Match, RuleId};
 use divvy_testbed::builders::{PodBuilder, pod};
-use divvy_testbed::embedded::{Embedded, Settings};
-use divvy_testbed::node::{ContainerView, Node, NodeSpec};
-use divvy_testbed::scenario::{Cluster as _, Whole};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
+use divvy_testbed::node::{ContainerView, NodeDescription, TestbedNode};
+use divvy_testbed::scenario::{Cluster as _, WholeOffer};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ pub(crate) fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
 }
 
 /// Short timings of a node, to keep the tests fast.
-fn quick(spec: &mut NodeSpec) {
+fn quick(spec: &mut NodeDescription) {
     spec.timings.status_period = Duration::from_millis(20);
     spec.timings.pods_after = Duration::ZERO;
     spec.timings.forced_after = Duration::from_millis(100);
@@ -82,12 +82,12 @@ impl Bed {
     }
 
     /// Make a cluster as [`Bed::new`] does. `tune` changes the settings of each node.
-    pub(crate) async fn with(nodes: &[&[u64]], tune: impl Fn(&mut NodeSpec)) -> Bed {
+    pub(crate) async fn with(nodes: &[&[u64]], tune: impl Fn(&mut NodeDescription)) -> Bed {
         Bed::at(nodes, Clock::system(), tune).await
     }
 
     /// Make a cluster as [`Bed::with`] does. Its API server takes the time from `clock`.
-    pub(crate) async fn at(nodes: &[&[u64]], clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
+    pub(crate) async fn at(nodes: &[&[u64]], clock: Clock, tune: impl Fn(&mut NodeDescription)) -> Bed {
         Bed::of(machines(nodes), nodes.len(), clock, tune).await
     }
 
@@ -99,10 +99,10 @@ impl Bed {
         Bed::of(text, nodes.len(), Clock::system(), |_| {}).await
     }
 
-    async fn of(machines: String, nodes: usize, clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
-        let settings = Settings {
+    async fn of(machines: String, nodes: usize, clock: Clock, tune: impl Fn(&mut NodeDescription)) -> Bed {
+        let settings = EmbeddedSettings {
             clock,
-            ..Settings::new(machines, programs())
+            ..EmbeddedSettings::new(machines, programs())
         };
         let cluster = Embedded::start(settings).await.expect("the cluster comes up");
         let mut bed = Bed {
@@ -113,7 +113,7 @@ impl Bed {
         };
         for i in 1..=nodes {
             let name = format!("n{i}");
-            let tuned = |spec: &mut NodeSpec| {
+            let tuned = |spec: &mut NodeDescription| {
                 quick(spec);
                 tune(spec);
             };
@@ -127,7 +127,7 @@ impl Bed {
 
     /// Let the agents offer NVIDIA's GPUs as a whole as well.
     pub(crate) async fn offer_whole(&mut self) {
-        self.cluster.offer_whole(Whole::Mixed).await.expect("the agents restart");
+        self.cluster.offer_whole(WholeOffer::Mixed).await.expect("the agents restart");
         self.all_offered().await;
     }
 
@@ -145,7 +145,7 @@ impl Bed {
         self.cluster.api()
     }
 
-    pub(crate) fn node(&self, name: &str) -> &Node {
+    pub(crate) fn node(&self, name: &str) -> &TestbedNode {
         self.cluster.node(name).expect("the node has joined")
     }
 
@@ -264,7 +264,7 @@ impl Bed {
     /// Delay what the agent reports about its node until the returned rule is removed.
     pub(crate) fn agent_says_nothing(&self, node: &str) -> RuleId {
         let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
-        self.api().faults().add(Rule::new(patches, Effect::Hang))
+        self.api().faults().add(FaultRule::new(patches, Effect::Hang))
     }
 
     /// Wait until the extender binds a pod without first reading it from the API server. It does read pods for a while after it
@@ -561,8 +561,8 @@ impl Bed {
     pub(crate) async fn cut_off_agent(&self, node: &str) -> CutOff {
         let faults = self.api().faults();
         let of_agent = || Match::any().resource("pods").client(&format!("agent-{node}"));
-        let watch = faults.add(Rule::new(of_agent().verb("watch"), Effect::Hang));
-        let reads = faults.add(Rule::new(of_agent().verb("list").verb("get"), Effect::Hang));
+        let watch = faults.add(FaultRule::new(of_agent().verb("watch"), Effect::Hang));
+        let reads = faults.add(FaultRule::new(of_agent().verb("list").verb("get"), Effect::Hang));
         faults.cut_watches();
         let cut = CutOff {
             watch,
@@ -624,7 +624,7 @@ impl Bed {
         let audited = self.record().audit(&self.api().history(), self.cluster.machines());
         let mut outcome = audited.unwrap_or_else(|error| panic!("{error:#}"));
         // The API server's history does not show when a container of a vanished pod ended, but the record knows it.
-        outcome.findings.retain(|finding| finding.what.level() == Level::Fault);
+        outcome.findings.retain(|finding| finding.what.level() == FindingLevel::Fault);
         let found: Vec<String> = outcome
             .findings
             .iter()

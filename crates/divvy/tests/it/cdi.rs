@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use divvy_cdi::generate::{Generated, Options, nvidia, proc, wsl};
-use divvy_cdi::{Format, Spec};
+use divvy_cdi::generate::{GenerateOptions, Generated, nvidia, proc, wsl};
+use divvy_cdi::{Spec, SpecFormat};
 
 use crate::cli::{command, divvy, stderr, stdout};
 use crate::cluster::programs;
-use divvy_testkit::machine::{Machine, kinds};
+use divvy_testkit::machine::{MachineFiles, kinds};
 
 struct Tree(tempfile::TempDir);
 
 impl Tree {
-    fn of(machine: &Machine) -> Tree {
+    fn of(machine: &MachineFiles) -> Tree {
         let directory = tempfile::tempdir().expect("a directory");
         machine.write_below(directory.path()).expect("laid out");
         Tree(directory)
@@ -42,9 +42,10 @@ fn spec(vendor: &str, name: &str) -> String {
 
 #[test]
 fn what_is_printed_of_a_copied_machine_is_what_its_files_say() {
-    let options = Options::new("nvidia.com");
-    let of_nvidia = |machine: &Machine, options: &Options| nvidia::generate(machine, &proc::gpus(machine), None, options);
-    let operator = Options {
+    let options = GenerateOptions::new("nvidia.com");
+    let of_nvidia =
+        |machine: &MachineFiles, options: &GenerateOptions| nvidia::generate(machine, &proc::gpus(machine), None, options);
+    let operator = GenerateOptions {
         driver_root: "/run/nvidia/driver".to_owned(),
         ..options.clone()
     };
@@ -65,7 +66,7 @@ fn what_is_printed_of_a_copied_machine_is_what_its_files_say() {
     ] {
         let Generated { spec, notes } = made.expect("a spec");
         let output = Tree::of(&machine).cdi(&[&["generate"], args].concat());
-        assert_eq!(stdout(&output), spec.print(Format::Yaml), "{}", stderr(&output));
+        assert_eq!(stdout(&output), spec.print(SpecFormat::Yaml), "{}", stderr(&output));
         for note in notes {
             assert!(stderr(&output).contains(&note), "{}", stderr(&output));
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use divvy_testbed::api::{ApiServer, Listening, Options};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -292,7 +292,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
 
 /// Make a cluster in the state in which gpushare's own programs leave it, according to gpushare's documentation.
 async fn gpushares_cluster(directory: &Path) -> (ApiServer, Listening, String) {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     for (name, address, units, gpus) in [("node-a", "10.0.0.1", "32", "2"), ("node-b", "10.0.0.2", "16", "1")] {
         let resources = json!({"aliyun.com/gpu-mem": units, "aliyun.com/gpu-count": gpus});
         let status =

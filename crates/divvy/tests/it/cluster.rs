@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Play;
-use divvy_testbed::story::{Listener, TimedEvent};
+use divvy_testbed::story::{StoryListener, TimedEvent};
 
 /// Return the paths of the built programs. `cargo xtask test` builds them before the tests.
 pub(crate) fn programs() -> Programs {
@@ -16,7 +16,7 @@ pub(crate) fn programs() -> Programs {
 
 /// Make a cluster with these machines, which have not joined it yet.
 pub(crate) async fn cluster(machines: &str) -> Embedded {
-    Embedded::start(Settings::new(machines, programs()))
+    Embedded::start(EmbeddedSettings::new(machines, programs()))
         .await
         .expect("the cluster comes up")
 }
@@ -25,7 +25,7 @@ pub(crate) async fn cluster(machines: &str) -> Embedded {
 #[derive(Debug, Default)]
 pub(crate) struct Quiet(pub(crate) Vec<String>);
 
-impl Listener for Quiet {
+impl StoryListener for Quiet {
     fn hear(&mut self, told: &TimedEvent) -> std::io::Result<()> {
         self.0.push(format!("{:>6} {:?}", told.ms, told.event));
         Ok(())

@@ -3,13 +3,13 @@
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use divvy_testbed::api::{ApiServer, Listening, Options};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
 use serde_json::json;
 
 use crate::cli::{command, stderr, stdout};
 
 async fn cluster(directory: &std::path::Path) -> (ApiServer, Listening, String) {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     let spec = json!({"containers": [{"name": "main", "image": "i"}]});
     for namespace in ["ml", "mlops"] {
         api.create("namespaces", json!({"metadata": {"name": namespace}}))

@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use divvy_oci::runtime::request::{Container, Request, Wanted};
+use divvy_oci::runtime::request::{DeviceRequest, RequestingContainer, WantedDevices};
 use divvy_oci::runtime::{edit, settings};
 
 use crate::cli::{divvy, stderr, stdout};
@@ -497,11 +497,11 @@ fn case_16_a_runtime_settings_are_shown_and_set_like_nvidias() {
 fn a_new_settings_file_gives_no_image_gpus() {
     let machine = Machine::of(&[]);
     let file = machine.at("/etc/config.toml").display().to_string();
-    let image = Container {
+    let image = RequestingContainer {
         env: vec!["NVIDIA_VISIBLE_DEVICES=all".to_owned()],
-        ..Container::default()
+        ..RequestingContainer::default()
     };
-    let gets = |text: &str| Request::of(&image, &settings::Settings::parse(text).expect("settings")).wanted;
+    let gets = |text: &str| DeviceRequest::of(&image, &settings::OciRuntimeSettings::parse(text).expect("settings")).wanted;
     went_well(&nvidia_ctk(&[
         "config",
         "-c",
@@ -511,10 +511,10 @@ fn a_new_settings_file_gives_no_image_gpus() {
         "nvidia-container-runtime.mode=cdi",
     ]));
     let text = machine.read("/etc/config.toml");
-    assert_eq!(gets(&text), Wanted::Nothing);
+    assert_eq!(gets(&text), WantedDevices::Nothing);
     let taken = text.replace("\n#accept-", "\naccept-");
     assert!(taken != text);
-    assert_eq!(gets(&taken), Wanted::Nothing, "the comments, taken as lines");
+    assert_eq!(gets(&taken), WantedDevices::Nothing, "the comments, taken as lines");
     went_well(&nvidia_ctk(&[
         "config",
         "-c",
@@ -523,7 +523,7 @@ fn a_new_settings_file_gives_no_image_gpus() {
         "--set",
         "accept-nvidia-visible-devices-envvar-when-unprivileged",
     ]));
-    assert_eq!(gets(&machine.read("/etc/config.toml")), Wanted::All, "who asks for it");
+    assert_eq!(gets(&machine.read("/etc/config.toml")), WantedDevices::All, "who asks for it");
 }
 
 #[test]

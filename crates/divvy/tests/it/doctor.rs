@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::cli::{self, beside, divvy, stderr, stdout};
-use divvy_testkit::machine::{Machine, kinds};
+use divvy_testkit::machine::{MachineFiles, kinds};
 
-fn copy_of(machine: &Machine) -> tempfile::TempDir {
+fn copy_of(machine: &MachineFiles) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     machine.write_below(directory.path()).expect("laid out");
     directory

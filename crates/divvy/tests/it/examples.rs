@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use divvy_agent::MigStrategy;
+use divvy_agent::MigStrategyArg;
 use divvy_agent::labels::plain_labels;
-use divvy_labels::{Gpu, Machine};
+use divvy_labels::{LabeledGpu, LabeledMachine};
 use divvy_model::{MiB, MigDevice, MigParts};
 use divvy_testbed::api::PatchKind;
 use serde_json::{Value, json};
@@ -59,12 +59,12 @@ fn pods(file: &str, object: &Value) -> Vec<Value> {
 
 /// The labels of a node for which the examples are written. MIG devices are those of one of its GPUs.
 fn labels_of_node() -> BTreeMap<String, String> {
-    let gpu = |mig_devices: Vec<MigDevice>| Gpu {
+    let gpu = |mig_devices: Vec<MigDevice>| LabeledGpu {
         model: "NVIDIA A100-SXM4-80GB".to_owned(),
         memory: MiB(81920),
         mig: Some(!mig_devices.is_empty()),
         mig_devices,
-        ..Gpu::default()
+        ..LabeledGpu::default()
     };
     let parts = MigParts {
         gi_profile: Some(0),
@@ -77,12 +77,12 @@ fn labels_of_node() -> BTreeMap<String, String> {
         parts: Some(parts),
         ..MigDevice::default()
     };
-    let machine = Machine {
+    let machine = LabeledMachine {
         driver: "550.54.15".to_owned(),
         gpus: vec![gpu(Vec::new()), gpu(vec![device])],
-        ..Machine::default()
+        ..LabeledMachine::default()
     };
-    let mut labels = plain_labels(&machine, MigStrategy::Mixed).expect("labels").labels;
+    let mut labels = plain_labels(&machine, MigStrategyArg::Mixed).expect("labels").labels;
     labels.insert("accelerator".to_owned(), "nvidia-a100".to_owned());
     labels
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cli::{command, stderr, stdout};
-use divvy_testkit::machine::{Machine, kinds};
+use divvy_testkit::machine::{MachineFiles, kinds};
 
 /// The time limit of a command. On any machine, a command that terminates at all does so much earlier.
 const END: Duration = Duration::from_secs(30);
@@ -67,7 +67,7 @@ fn sparse(path: &Path) {
 }
 
 /// Make a machine on which every check has something to read.
-fn whole() -> Machine {
+fn whole() -> MachineFiles {
     let mut machine = kinds::debian();
     let lib = "/usr/lib/x86_64-linux-gnu";
     machine
@@ -104,7 +104,7 @@ fn whole() -> Machine {
     machine
 }
 
-fn laid_out(machine: &Machine) -> tempfile::TempDir {
+fn laid_out(machine: &MachineFiles) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     machine.write_below(directory.path()).expect("laid out");
     directory

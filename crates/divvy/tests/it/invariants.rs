@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use divvy_model::{Health, cdi_device_name, names};
-use divvy_testbed::api::{Effect, Match, PatchKind, Rule};
+use divvy_testbed::api::{Effect, FaultRule, Match, PatchKind};
 use divvy_testbed::builders::pod;
-use divvy_testbed::node::{ContainerView, NodeSpec};
-use divvy_testbed::scenario::{Cluster as _, Fault};
+use divvy_testbed::node::{ContainerView, NodeDescription};
+use divvy_testbed::scenario::{Cluster as _, GpuFault};
 use serde_json::{Value, json};
 
 use crate::bed::{Bed, stubborn};
@@ -40,7 +40,7 @@ async fn invariant_1_what_is_allocated_on_a_gpu_never_exceeds_it() {
         .map(|name| (name.clone(), bed.create_by_hand(&pod(&name).gpu_mem(3))))
         .collect();
     let bindings = Match::any().verb("create").resource("pods/binding");
-    let lost = bed.api().faults().add(Rule::new(bindings, Effect::LoseAnswer).times(2));
+    let lost = bed.api().faults().add(FaultRule::new(bindings, Effect::LoseAnswer).times(2));
     let (first, second) = futures::future::join(bind_all(&bed, &pods), bind_all(&bed, &pods)).await;
     assert_eq!(bed.api().faults().remove(lost), 2);
     let bound = |bed: &Bed| -> BTreeSet<String> { pods.keys().filter(|name| bed.is_bound(name)).cloned().collect() };
@@ -71,7 +71,7 @@ async fn invariant_1_what_is_allocated_on_a_gpu_never_exceeds_it() {
 #[tokio::test]
 async fn invariant_2_a_container_starts_on_its_pods_gpu_or_says_why() {
     // After a restart of the kubelet, plugins register before it admits pods.
-    let plugins_first = |spec: &mut NodeSpec| spec.timings.pods_after = Duration::from_millis(400);
+    let plugins_first = |spec: &mut NodeDescription| spec.timings.pods_after = Duration::from_millis(400);
     let mut bed = Bed::with(&[&[6, 8, 4]], plugins_first).await;
     bed.expect("bound-without-allocation");
     // Each container of each kind of pod sees only the GPU of its pod, whatever device ids the kubelet picked.
@@ -108,7 +108,7 @@ async fn invariant_2_a_container_starts_on_its_pods_gpu_or_says_why() {
     let index = bed.gpu_of("late");
     let gpu = u32::try_from(index).expect("few");
     bed.cluster
-        .fault("n1", gpu, Fault::Dies { xid: 79 })
+        .fault("n1", gpu, GpuFault::Dies { xid: 79 })
         .await
         .expect("the driver");
     bed.until("the GPU to have failed", async |bed: &Bed| {
@@ -125,7 +125,7 @@ async fn invariant_2_a_container_starts_on_its_pods_gpu_or_says_why() {
         "{text}"
     );
     assert_eq!((bed.ever_ran(&past), bed.ever_ran(&late)), (0, 0), "neither has ever run");
-    bed.cluster.fault("n1", gpu, Fault::Recovers).await.expect("the driver");
+    bed.cluster.fault("n1", gpu, GpuFault::Recovers).await.expect("the driver");
     let views = bed.running("late").await;
     assert_eq!(gpus(&views[0]), [format!("/dev/nvidia{index}").as_str()]);
     bed.end().await;
@@ -297,7 +297,7 @@ async fn invariant_5_a_failed_gpu_is_not_offered_until_it_recovers() {
     let failed = bed.gpu_of("steady");
     let (began, gpu) = (Instant::now(), u32::try_from(failed).expect("few"));
     bed.cluster
-        .fault("n1", gpu, Fault::Dies { xid: 79 })
+        .fault("n1", gpu, GpuFault::Dies { xid: 79 })
         .await
         .expect("the driver");
     bed.until("the GPU to be offered no more", async |bed: &Bed| {
@@ -329,7 +329,7 @@ async fn invariant_5_a_failed_gpu_is_not_offered_until_it_recovers() {
         (&after[0].id, 0),
         "who runs there is left alone"
     );
-    bed.cluster.fault("n1", gpu, Fault::Recovers).await.expect("the driver");
+    bed.cluster.fault("n1", gpu, GpuFault::Recovers).await.expect("the driver");
     bed.running("patient").await;
     assert_eq!(bed.gpu_of("patient"), failed);
     // An error that a program caused does not mean that the GPU is faulty.
@@ -347,13 +347,13 @@ async fn invariant_5_a_failed_gpu_is_not_offered_until_it_recovers() {
 
 #[tokio::test]
 async fn invariant_6_every_process_can_be_killed_at_any_instruction() {
-    let slow = |spec: &mut NodeSpec| spec.timings.container_start = Duration::from_millis(60);
+    let slow = |spec: &mut NodeDescription| spec.timings.container_start = Duration::from_millis(60);
     let mut bed = Bed::with(&[&[8, 8]], slow).await;
     // A binding takes 120 ms, and then the container's start 60 ms. The kills below hit before, during, and after each.
     let bindings = Match::any().verb("create").resource("pods/binding");
     bed.api()
         .faults()
-        .add(Rule::new(bindings, Effect::Latency(Duration::from_millis(120))));
+        .add(FaultRule::new(bindings, Effect::Latency(Duration::from_millis(120))));
     let mut rejected = 0;
     for (i, after_ms) in [0, 30, 90, 130, 160, 190, 230].into_iter().enumerate() {
         let name = format!("p{i}");
@@ -397,7 +397,7 @@ async fn invariant_6_every_process_can_be_killed_at_any_instruction() {
     bed.unschedulable("too-many", "Insufficient").await;
     // An extender that has not listed the pods yet treats no memory as free.
     let lists = Match::any().verb("list").resource("pods").client("extender");
-    let slowly = bed.api().faults().add(Rule::new(lists, Effect::Hang));
+    let slowly = bed.api().faults().add(FaultRule::new(lists, Effect::Hang));
     bed.cluster.kill_extender().await.expect("killed");
     let ready = tokio::time::timeout(Duration::from_millis(200), bed.cluster.start_extender()).await;
     assert!(ready.is_err(), "it cannot be ready: {ready:?}");

@@ -8,7 +8,7 @@ use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_model::names;
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::ContainerView;
-use divvy_testbed::scenario::{Cluster as _, Fault};
+use divvy_testbed::scenario::{Cluster as _, GpuFault};
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
@@ -224,12 +224,12 @@ async fn k26_health_covers_the_right_number_of_ids() {
         .await;
     };
     // When the free GPU fails, its device ids disappear. When it recovers, they are back.
-    bed.cluster.fault("n1", 0, Fault::Dies { xid: 79 }).await.expect("told");
+    bed.cluster.fault("n1", 0, GpuFault::Dies { xid: 79 }).await.expect("told");
     healthy(&bed, 8).await;
-    bed.cluster.fault("n1", 0, Fault::Recovers).await.expect("told");
+    bed.cluster.fault("n1", 0, GpuFault::Recovers).await.expect("told");
     healthy(&bed, 12).await;
     // When the full GPU fails, the pod's device ids stay, so that the node's sum stays correct.
-    bed.cluster.fault("n1", 1, Fault::Dies { xid: 79 }).await.expect("told");
+    bed.cluster.fault("n1", 1, GpuFault::Dies { xid: 79 }).await.expect("told");
     bed.until("the inventory to say so", async |bed: &Bed| {
         match bed.inventory("n1").gpus[1].health {
             divvy_model::Health::Failed | divvy_model::Health::Lost => Ok(()),
@@ -242,6 +242,6 @@ async fn k26_health_covers_the_right_number_of_ids() {
     bed.running("b").await;
     assert_eq!(bed.gpu_of("b"), 0);
     assert_eq!(bed.running("a").await.remove(0).id, view.id, "who ran runs on");
-    bed.cluster.fault("n1", 1, Fault::Recovers).await.expect("told");
+    bed.cluster.fault("n1", 1, GpuFault::Recovers).await.expect("told");
     bed.end().await;
 }

@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use divvy_testbed::api::{ApiServer, Listening, Options, PatchKind, Right};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening, PatchKind, Right};
 use serde_json::{Value, json};
 
 use crate::cli::{beside, divvy, stderr, stdout};
@@ -38,7 +38,7 @@ impl Machine {
 
     /// Start an API server with the node `n1`, and let its user write the kubeconfig.
     async fn cluster(&self, user: &str) -> (ApiServer, Listening) {
-        let api = ApiServer::new(Options::default());
+        let api = ApiServer::new(ApiServerOptions::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
         std::fs::write(self.file("kubeconfig"), api.kubeconfig_for(listening.addr(), user)).expect("written");
         let labels = json!({"kubernetes.io/os": "linux", "nvidia.com/gpu.count": "9"});

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use divvy_testbed::builders::pod;
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::programs::GpuPrograms;
 use divvy_testbed::scenario::{Cluster as _, Play, RunsGpuPrograms as _};
 use serde_json::{Value, json};
@@ -167,10 +167,10 @@ async fn each_expression_of_the_dashboards_has_data() {
         return;
     }
     let programs = programs();
-    let settings = Settings {
+    let settings = EmbeddedSettings {
         drivers: true,
         gpu_programs: Some(GpuPrograms::beside(&programs.divvy).expect("built")),
-        ..Settings::new(MACHINES, programs)
+        ..EmbeddedSettings::new(MACHINES, programs)
     };
     let mut cluster = Embedded::start(settings).await.expect("the cluster comes up");
     cluster.join("n1").await.expect("joined");
@@ -317,10 +317,10 @@ async fn an_older_driver_changes_neither_metrics_nor_escapes() {
         );
         format!("[[node]]\nname = \"n{index}\"\ndriver = \"{driver}\"\n[[node.gpu]]\n{gpu}")
     });
-    let settings = Settings {
+    let settings = EmbeddedSettings {
         drivers: true,
         gpu_programs: Some(GpuPrograms::beside(&programs.divvy).expect("built")),
-        ..Settings::new(format!("v = 1\n{}", nodes.collect::<String>()), programs)
+        ..EmbeddedSettings::new(format!("v = 1\n{}", nodes.collect::<String>()), programs)
     };
     let mut cluster = Embedded::start(settings).await.expect("the cluster comes up");
     let mut quiet = Quiet::default();

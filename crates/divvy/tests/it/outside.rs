@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_testbed::api::{ApiServer, Effect, Match, Options, PatchKind, Rule};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Effect, FaultRule, Match, PatchKind};
 use divvy_testbed::builders::pod;
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
 /// Run a command on a cluster that contains these objects. Return its exit status and output.
 async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let directory = tempfile::tempdir().expect("a directory");
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
         // The API server sets a new pod to Pending, even if its object names another phase.
@@ -341,7 +341,7 @@ async fn why_tells_of_pods_stopped_by_quota_or_policy() {
 /// Run a command as a user who may list the pods of one namespace, but neither nodes nor the pods of all namespaces.
 async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let directory = tempfile::tempdir().expect("a directory");
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
         // The API server sets the status of a quota only in an update.
@@ -365,7 +365,7 @@ async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (
         Match::any().verb("list").resource("namespaces"),
         Match::any().verb("list").resource("daemonsets.apps"),
     ] {
-        api.faults().add(Rule::new(matching, forbidden()));
+        api.faults().add(FaultRule::new(matching, forbidden()));
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
     let path = directory.path().join("kubeconfig");

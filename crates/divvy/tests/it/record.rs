@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, bail};
-use divvy_audit::{Audit, Fact, Limits, Moment, Outcome, Report};
+use divvy_audit::{Audit, AuditLimits, AuditOutcome, ContainerReport, Fact, Moment};
 use divvy_kube::convert;
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::machine::Machines;
 use divvy_model::{Node, Pod};
-use divvy_testbed::api::{Event, EventKind};
-use divvy_testbed::node::{ContainerView, Node as TestNode, NodeEvent};
+use divvy_testbed::api::{EventKind, StoreEvent};
+use divvy_testbed::node::{ContainerView, NodeEvent, TestbedNode as TestNode};
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -70,15 +70,15 @@ impl Recorder {
 impl Record {
     /// Audit a history together with the containers that ran. Return an error if the record is not whole, or if an inventory does
     /// not match its machine.
-    pub(crate) fn audit(&self, history: &[Event], machines: &Machines) -> anyhow::Result<Outcome> {
+    pub(crate) fn audit(&self, history: &[StoreEvent], machines: &Machines) -> anyhow::Result<AuditOutcome> {
         assert!(!history.is_empty(), "there is a history");
         if self.lagged {
             bail!("events of a node were lost");
         }
         // The history has no times, and the audit reads it before the reports: it cannot tell how long a container outlives its pod.
-        let mut audit = Audit::new(Limits {
+        let mut audit = Audit::new(AuditLimits {
             leak_ms: i64::MAX,
-            ..Limits::default()
+            ..AuditLimits::default()
         });
         for event in history {
             let at = Moment {
@@ -155,10 +155,10 @@ fn published(node: &Node, machines: &Machines) -> anyhow::Result<()> {
 
 /// Return the starts and ends of containers in chronological order. At the same instant, an end precedes a start, so that a GPU
 /// that passes from one container to another counts only once.
-fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(i64, Report)> {
+fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(i64, ContainerReport)> {
     let mut all = Vec::new();
     for (node, view) in runs {
-        let report = Report {
+        let report = ContainerReport {
             node: node.clone(),
             pod_uid: view.pod_uid.clone(),
             container: view.container.clone(),
@@ -171,7 +171,7 @@ fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(
             let running = false;
             all.push((
                 end,
-                Report {
+                ContainerReport {
                     running,
                     ..report.clone()
                 },

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use divvy_testbed::api::{ApiServer, DeleteOptions, Options, PatchKind};
-use divvy_testbed::programs::Program;
+use divvy_testbed::api::{ApiServer, ApiServerOptions, DeleteOptions, PatchKind};
+use divvy_testbed::programs::ChildProgram;
 use divvy_testkit::dice::Dice;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ const UNITS: u64 = 16;
 struct Replica {
     name: &'static str,
     address: SocketAddr,
-    program: Option<Program>,
+    program: Option<ChildProgram>,
 }
 
 impl Replica {
@@ -42,12 +42,12 @@ impl Replica {
             "--replica",
             self.name,
         ];
-        let program = Program::start(self.name, &programs().divvy, &args, &[], &directory.join("logs"));
+        let program = ChildProgram::start(self.name, &programs().divvy, &args, &[], &directory.join("logs"));
         self.program = Some(program.expect("it starts"));
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = self.program.as_ref().and_then(Program::pid).expect("it runs");
+        let pid = self.program.as_ref().and_then(ChildProgram::pid).expect("it runs");
         kill_process(Pid::from_raw(pid.cast_signed()).expect("a pid"), signal).expect("a signal");
     }
 
@@ -161,9 +161,9 @@ fn new_pod(api: &ApiServer, name: &str, units: usize) -> Value {
 }
 
 async fn server(directory: &Path) -> (ApiServer, divvy_testbed::api::Listening) {
-    let api = ApiServer::new(Options {
+    let api = ApiServer::new(ApiServerOptions {
         seed: Some(1),
-        ..Options::default()
+        ..ApiServerOptions::default()
     });
     let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("it listens");
     std::fs::write(directory.join("kubeconfig"), api.kubeconfig(listening.addr())).expect("written");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use divvy_testbed::api::{Effect, Match, Rule};
+use divvy_testbed::api::{Effect, FaultRule, Match};
 use divvy_testbed::builders::pod;
 use divvy_testbed::scheduler::{Scheduler, SchedulerConfig};
 use rustix::process::{Pid, Signal, kill_process};
@@ -142,9 +142,9 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
     let faults = bed.api().faults();
     let pods = |verb: &str| Match::any().verb(verb).resource("pods").name("divvy-scheduler-check-*");
     let created = || Match::any().verb("create").resource("pods");
-    let no_deletion = faults.add(Rule::new(pods("delete"), Effect::Refuse(403)));
+    let no_deletion = faults.add(FaultRule::new(pods("delete"), Effect::Refuse(403)));
     for code in [403, 409, 422] {
-        let refused = faults.add(Rule::new(created(), Effect::Refuse(code)));
+        let refused = faults.add(FaultRule::new(created(), Effect::Refuse(code)));
         let output = check(&config, &[]).await;
         faults.remove(refused);
         let said = text(&output.stderr);
@@ -154,7 +154,7 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
     }
     assert_eq!(faults.fired(no_deletion), 0, "a pod that was not created is not deleted");
     // If it is unknown whether the pod was created, it is deleted, or a warning says that it may still exist.
-    let lost = faults.add(Rule::new(created(), Effect::LoseAnswer));
+    let lost = faults.add(FaultRule::new(created(), Effect::LoseAnswer));
     let output = check(&config, &[]).await;
     faults.remove(lost);
     let said = text(&output.stderr);
@@ -257,7 +257,7 @@ fn wrong_flags_are_refused_with_what_to_type() {
 
 #[tokio::test]
 async fn address_and_certificates_come_from_the_installed_extender() {
-    use divvy_extender::tls::plan::{Data, Lifetimes, plan};
+    use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, plan};
     use divvy_extender::tls::{default_server_name, make};
 
     let bed = Bed::new(&[&[16]]).await;
@@ -296,8 +296,8 @@ async fn address_and_certificates_come_from_the_installed_extender() {
 
     let now_s = jiff::Timestamp::now().as_second();
     let name = default_server_name("divvy-system");
-    let due = plan(&Data::new(), &name, now_s, Lifetimes::default()).expect("ours");
-    let data = make::carry_out(&due, &Data::new(), &name, now_s, Lifetimes::default()).expect("made");
+    let due = plan(&SecretData::new(), &name, now_s, CertificateLifetimes::default()).expect("ours");
+    let data = make::carry_out(&due, &SecretData::new(), &name, now_s, CertificateLifetimes::default()).expect("made");
     let data: std::collections::BTreeMap<String, k8s_openapi::ByteString> = data
         .into_iter()
         .map(|(key, value)| (key, k8s_openapi::ByteString(value)))

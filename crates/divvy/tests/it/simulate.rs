@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use divvy_testbed::api::{ApiServer, Listening, Options};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
 use serde_json::{Value, json};
 
 use crate::cli::{beside, divvy, stderr, stdout};
@@ -295,7 +295,7 @@ fn cluster() -> Vec<(&'static str, Value)> {
 }
 
 async fn served(objects: &[(&'static str, Value)], directory: &std::path::Path) -> (ApiServer, Listening, String) {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     for (kind, object) in objects {
         api.create(kind, object.clone()).expect("taken");
     }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use divvy_model::out_of_service::{failed_smoke, out_of_service_key, under_test_key};
 use divvy_model::{Allocation, Health, names};
-use divvy_smoke_report::{Gpu, Id, Report, Step};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, TestedGpu};
 use divvy_smoke_run::RUN_LABEL;
-use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, PatchKind, Right, Rule};
+use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, FaultRule, Match, PatchKind, Right};
 use divvy_testbed::builders::pod;
-use divvy_testbed::scenario::{Cluster as _, Fault};
+use divvy_testbed::scenario::{Cluster as _, GpuFault};
 use jiff::{SignedDuration, Timestamp};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -37,33 +37,33 @@ fn install(api: &ApiServer) {
     api.create("daemonsets.apps", set).expect("a DaemonSet");
 }
 
-fn report(uuid: &str, steps: Vec<Step>) -> Report {
-    let gpu = Gpu {
+fn report(uuid: &str, steps: Vec<SmokeStep>) -> SmokeReport {
+    let gpu = TestedGpu {
         uuid: uuid.to_owned(),
         name: "NVIDIA A100-SXM4-40GB".to_owned(),
-        ..Gpu::default()
+        ..TestedGpu::default()
     };
-    Report::new(Some(gpu), steps)
+    SmokeReport::new(Some(gpu), steps)
 }
 
-fn good(uuid: &str) -> Report {
+fn good(uuid: &str) -> SmokeReport {
     report(
         uuid,
         vec![
-            Step::pass(Id::S01, "driver", 0),
-            Step::pass(Id::S02, "50000 elements", 200_000),
+            SmokeStep::pass(StepId::S01, "driver", 0),
+            SmokeStep::pass(StepId::S02, "50000 elements", 200_000),
         ],
     )
 }
 
-fn bad(uuid: &str) -> Report {
-    let wrong = Step::fail(
-        Id::S03,
+fn bad(uuid: &str) -> SmokeReport {
+    let wrong = SmokeStep::fail(
+        StepId::S03,
         "byte 0x10 has 0xfe instead of 0xff",
         "results on this GPU are wrong",
         "drain the node",
     );
-    report(uuid, vec![Step::pass(Id::S01, "driver", 0), wrong])
+    report(uuid, vec![SmokeStep::pass(StepId::S01, "driver", 0), wrong])
 }
 
 fn pods(bed: &Bed) -> Vec<Value> {
@@ -95,7 +95,7 @@ fn answer(bed: &Bed, nodes: &[&str], result: impl Fn(&str) -> Option<(i32, Strin
     }
 }
 
-fn reported(report: &Report) -> (i32, String) {
+fn reported(report: &SmokeReport) -> (i32, String) {
     (i32::from(report.result.exit_status()), report.json())
 }
 
@@ -169,7 +169,7 @@ async fn the_table_shows_each_gpu_of_the_cluster_and_nothing_is_left() {
     let (wrong, full) = (gpus.gpu_uuid(0), gpus.gpu_uuid(1));
     bed.create(&pod("neighbour").gpu_mem(16).annotation(names::GPU_UUID, &full));
     bed.running("neighbour").await;
-    bed.cluster.fault("n1", 1, Fault::Dies { xid: 79 }).await.expect("told");
+    bed.cluster.fault("n1", 1, GpuFault::Dies { xid: 79 }).await.expect("told");
     bed.until("the inventory to say so", async |bed: &Bed| {
         match bed.inventory("n1").gpus[1].health {
             Health::Ok => Err("ok".to_owned()),
@@ -206,12 +206,12 @@ async fn the_table_shows_each_gpu_of_the_cluster_and_nothing_is_left() {
         status == Some(3) && text.contains("this is not a report of divvy-smoke") && !text.contains('\u{1b}'),
         "{text}"
     );
-    bed.cluster.fault("n1", 1, Fault::Recovers).await.expect("told");
+    bed.cluster.fault("n1", 1, GpuFault::Recovers).await.expect("told");
 }
 
 /// A report in which everything passed that a GPU needs to be in service again.
-fn all_good(uuid: &str) -> Report {
-    let steps = [Id::S01, Id::S02, Id::S03, Id::S04].map(|id| Step::pass(id, "as it should be", 200_000));
+fn all_good(uuid: &str) -> SmokeReport {
+    let steps = [StepId::S01, StepId::S02, StepId::S03, StepId::S04].map(|id| SmokeStep::pass(id, "as it should be", 200_000));
     report(uuid, steps.to_vec())
 }
 
@@ -222,7 +222,7 @@ async fn report_takes_a_failed_gpu_out_of_service() {
     install(bed.api());
     let wrong = |uuid: &str| {
         let mut steps = bad(uuid).steps;
-        steps.iter_mut().for_each(|step| step.gpu_at_fault = step.id == Id::S03);
+        steps.iter_mut().for_each(|step| step.gpu_at_fault = step.id == StepId::S03);
         Some(reported(&report(uuid, steps)))
     };
     let is = async |bed: &Bed, wanted: Health| {
@@ -373,7 +373,7 @@ async fn ctrl_c_takes_the_pods_along() {
     let slow = Effect::Latency(Duration::from_millis(700));
     bed.api()
         .faults()
-        .add(Rule::new(Match::any().verb("delete").resource("pods"), slow));
+        .add(FaultRule::new(Match::any().verb("delete").resource("pods"), slow));
     for signal in [Signal::INT, Signal::TERM] {
         let kubeconfig = bed.cluster.kubeconfig().display().to_string();
         let mut command = command(&["smoke", "--all-nodes", "--kubeconfig", &kubeconfig], &[]);
@@ -518,7 +518,7 @@ async fn a_refused_pod_is_shown_with_what_was_tried() {
     let refuse = Effect::Refuse(403);
     bed.api()
         .faults()
-        .add(Rule::new(Match::any().verb("create").resource("pods"), refuse));
+        .add(FaultRule::new(Match::any().verb("create").resource("pods"), refuse));
     let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
     assert_eq!(status, Some(3), "{text}{errors}");
     assert_eq!(
@@ -593,7 +593,7 @@ async fn a_user_without_rights_gets_a_sentence() {
     failing
         .steps
         .iter_mut()
-        .for_each(|step| step.gpu_at_fault = step.id == Id::S03);
+        .for_each(|step| step.gpu_at_fault = step.id == StepId::S03);
     let fails = |_: &str| Some(reported(&failing));
     let (status, text, _) = smoke_with(&bed, &file, &["--all-nodes", "--report"], &["n1"], fails).await;
     assert!(

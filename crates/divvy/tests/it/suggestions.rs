@@ -12,9 +12,9 @@ use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::MemoryUnit;
 use divvy_placement::{Ask, Ledger};
 use divvy_testbed::api::DeleteOptions;
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::scheduler::feasible;
-use divvy_why::{Answer, Change, Hold, Named, Snapshot};
+use divvy_why::{Answer, Change, ClusterSnapshot, Hold, NamedPods};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -30,13 +30,13 @@ fn parsed<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 
 /// Return the answer of `divvy why` about the world's pod.
 fn answer(world: &World) -> Answer {
-    answer_naming(world, &Named::All)
+    answer_naming(world, &NamedPods::All)
 }
 
-fn answer_naming(world: &World, named: &Named) -> Answer {
+fn answer_naming(world: &World, named: &NamedPods) -> Answer {
     let nodes: Vec<NodeObject> = world.nodes.iter().map(parsed).collect();
     let pods: Vec<PodObject> = world.pods.iter().chain([&world.asking]).map(parsed).collect();
-    let mut snapshot = Snapshot::new(
+    let mut snapshot = ClusterSnapshot::new(
         ledger(world),
         nodes.iter().map(from_objects::site).collect(),
         pods.iter().cloned().filter_map(from_objects::tenant).collect(),
@@ -128,7 +128,7 @@ proptest! {
             }
         }
         let all = answer(&world);
-        for (named, hidden) in [(Named::Of(own), &["foreign-pod"][..]), (Named::None, &["foreign-pod", "own-pod"])] {
+        for (named, hidden) in [(NamedPods::Of(own), &["foreign-pod"][..]), (NamedPods::None, &["foreign-pod", "own-pod"])] {
             let found = answer_naming(&world, &named);
             let text = serde_json::to_string(&found).expect("JSON");
             for name in hidden {
@@ -164,7 +164,7 @@ const PLAYED: usize = 60;
 /// the pod gets a node.
 #[tokio::test]
 async fn what_why_prints_lets_the_pod_start_on_a_cluster() {
-    let settings = Settings::new(
+    let settings = EmbeddedSettings::new(
         "v = 1\n[[node]]\nname = \"unused\"\n[[node.gpu]]\nmodel = \"T4\"\nmemory_mib = 1024\n",
         programs(),
     );

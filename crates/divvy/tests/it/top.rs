@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use divvy_testbed::api::{ApiServer, Listening, Options, PatchKind, Right};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening, PatchKind, Right};
 use divvy_testbed::builders::pod;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ impl Cluster {
     /// Two nodes, of which one has an agent, with two pods that share a GPU, and one that waits. A user of the namespace `ml` has made a pod with the
     /// labels of an agent on the other node.
     pub(crate) async fn new() -> Cluster {
-        let api = ApiServer::new(Options::default());
+        let api = ApiServer::new(ApiServerOptions::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
         for namespace in ["divvy-system", "ml"] {
             api.create("namespaces", json!({"metadata": {"name": namespace}}))

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use divvy::uninstall::{KINDS, Kind};
-use divvy_testbed::api::{ApiServer, Effect, Match, Rule};
+use divvy::uninstall::{InstalledKind, KINDS};
+use divvy_testbed::api::{ApiServer, Effect, FaultRule, Match};
 use divvy_testbed::builders::pod;
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::bed::Bed;
 use crate::chart;
 use crate::cli::{beside, stderr, stdout};
 
-fn resource(kind: Kind) -> String {
+fn resource(kind: InstalledKind) -> String {
     match kind.group {
         "" => kind.plural.to_owned(),
         group => format!("{}.{group}", kind.plural),
@@ -106,7 +106,7 @@ async fn what_divvy_made_is_shown_and_then_removed() {
         ("patch", "nodes/status", "kubectl auth can-i patch nodes --subresource=status"),
     ] {
         let refuse = Effect::Refuse(403);
-        let rule = faults.add(Rule::new(Match::any().verb(verb).resource(of), refuse));
+        let rule = faults.add(FaultRule::new(Match::any().verb(verb).resource(of), refuse));
         let (status, _, errors) = uninstall(&["--yes", "--force"]).await;
         assert_eq!(status, Some(1), "{verb} {of}");
         assert!(errors.contains(right), "{errors}");

@@ -1,7 +1,7 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use divvy_bench::ask::Connection;
+use divvy_bench::ask::HttpConnection;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
@@ -15,13 +15,13 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn open(&self) -> Outcome<Connection> {
+    pub(crate) fn open(&self) -> Outcome<HttpConnection> {
         let Some((config, name)) = &self.tls else {
-            return Ok(Connection::open(&self.address)?);
+            return Ok(HttpConnection::open(&self.address)?);
         };
         let stream = TcpStream::connect(&self.address)?;
         stream.set_nodelay(true)?;
         let tls = ClientConnection::new(config.clone(), ServerName::try_from(*name)?)?;
-        Ok(Connection::over(Box::new(StreamOwned::new(tls, stream))))
+        Ok(HttpConnection::over(Box::new(StreamOwned::new(tls, stream))))
     }
 }

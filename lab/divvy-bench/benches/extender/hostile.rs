@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use divvy_bench::cluster::scattered;
-use divvy_extender::core::{Action, BindArgs, Core, Eviction, Now, Posted, Timing};
+use divvy_extender::core::{BindArgs, CoreTiming, Eviction, ExtenderAction, ExtenderCore, Now, Posted};
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
-use divvy_model::{Gpu, Link, LinkKind, MemoryUnit, MiB, Node};
+use divvy_model::{Gpu, GpuLink, LinkKind, MemoryUnit, MiB, Node};
 use divvy_testkit::nodes::divvy_node;
 use serde_json::{Value, json};
 
@@ -164,12 +164,12 @@ struct Holds {
 }
 
 /// Call all verbs for each of the pods. For each verb, measure the first call after a change, and some further calls.
-fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Holds) -> Outcome<()> {
+fn ask(core: &mut ExtenderCore, names: &[String], proposed: &[Eviction], holds: &mut Holds) -> Outcome<()> {
     for (number, (what, units, annotations)) in pods().into_iter().enumerate() {
         let name = format!("ask-{number}");
         let read = pod(&name, units, "1", 1_000, &annotations)?;
         let value = read.pod().clone();
-        held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(5_000)));
+        held(&mut holds.pod, || core.pod_change(WatchChange::Apply(read), at(5_000)));
         let all = || names.iter().map(String::as_str);
         let mut passed = Vec::new();
         for _ in 0..3 {
@@ -193,12 +193,12 @@ fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Hol
             let (_, actions) = held(&mut holds.bind, || core.begin_bind(args, at(5_000)));
             for action in actions {
                 match action {
-                    Action::Post { op, .. } => {
+                    ExtenderAction::Post { op, .. } => {
                         held(&mut holds.bind, || {
                             core.posted(op, Posted::Refused("no".to_owned()), at(5_000))
                         });
                     }
-                    Action::Answer { .. } => {}
+                    ExtenderAction::Answer { .. } => {}
                     other => return Err(format!("{what}: {other:?}").into()),
                 }
             }
@@ -242,7 +242,7 @@ fn scenes() -> Vec<Scene> {
     let sizes = move |number: usize| node(number, GPUS, |gpu, it| it.units = SIZE + (number * GPUS + gpu) as u64);
     let linked = move |number: usize| match number % 50 {
         0 => node(number, 64, |gpu, it| {
-            let link = |peer: usize| Link {
+            let link = |peer: usize| GpuLink {
                 peer: format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
                 kind: LinkKind::NvLink,
                 count: (scattered(gpu * 64 + peer) % 900) as u32,
@@ -250,7 +250,7 @@ fn scenes() -> Vec<Scene> {
             it.links = (0..64).filter(|peer| *peer != gpu).map(link).collect();
         }),
         1 => node(number, 16, |gpu, it| {
-            let link = |peer: usize| Link {
+            let link = |peer: usize| GpuLink {
                 peer: format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
                 kind: LinkKind::NvLink,
                 count: (scattered(gpu * 16 + peer) % 900) as u32,
@@ -325,7 +325,7 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
         .into_iter()
         .filter(|scene| only.is_none_or(|only| scene.what.contains(only)))
     {
-        let mut core = Core::new(MemoryUnit::MIB, Timing::default());
+        let mut core = ExtenderCore::new(MemoryUnit::MIB, CoreTiming::default());
         let mut holds = Holds::default();
         let listed: Vec<Node> = (0..nodes).map(&scene.node).collect();
         let of = |number: usize| {
@@ -338,8 +338,8 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
         };
         let pods = (0..nodes * scene.pods).map(of).collect::<Outcome<Vec<ReadPod>>>()?;
         let mut lists = Duration::ZERO;
-        held(&mut lists, || core.node_change(Change::Reset(listed), at(0)));
-        held(&mut lists, || core.pod_change(Change::Reset(pods), at(0)));
+        held(&mut lists, || core.node_change(WatchChange::Reset(listed), at(0)));
+        held(&mut lists, || core.pod_change(WatchChange::Reset(pods), at(0)));
         for number in 0..scene.history {
             let units = 1_024 + (number as u64 * 7) % 30_000;
             let annotations = json!({"divvy.dev/gpus": (1 + number % 4).to_string()});
@@ -351,16 +351,16 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
                 0,
                 &annotations,
             )?;
-            held(&mut holds.pod, || core.pod_change(Change::Apply(read.clone()), at(0)));
-            held(&mut holds.pod, || core.pod_change(Change::Delete(read), at(0)));
+            held(&mut holds.pod, || core.pod_change(WatchChange::Apply(read.clone()), at(0)));
+            held(&mut holds.pod, || core.pod_change(WatchChange::Delete(read), at(0)));
         }
         for number in 0..scene.crowd {
             let read = bound(1_000_000 + number, 0, number % GPUS, 8)?;
-            held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+            held(&mut holds.pod, || core.pod_change(WatchChange::Apply(read), at(0)));
         }
         for number in 0..scene.nominated {
             let read = nominated(number)?;
-            held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+            held(&mut holds.pod, || core.pod_change(WatchChange::Apply(read), at(0)));
         }
         let before = resident_mib();
         for change in 0..scene.changes {
@@ -369,7 +369,7 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
                 let shift = 1 + (change * 4 + gpu / 2) as u64;
                 it.units = if gpu % 2 == 0 { SIZE + shift } else { SIZE - shift };
             });
-            held(&mut holds.node, || core.node_change(Change::Apply(changed), at(0)));
+            held(&mut holds.node, || core.node_change(WatchChange::Apply(changed), at(0)));
         }
         let grown = resident_mib() - before;
         let proposed: Vec<Eviction> = (0..nodes / PREEMPTED)
@@ -383,10 +383,10 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
         // Once more after some changes.
         for number in 0..50 {
             let read = bound(number, number, 0, 3_000)?;
-            held(&mut holds.pod, || core.pod_change(Change::Apply(read), at(0)));
+            held(&mut holds.pod, || core.pod_change(WatchChange::Apply(read), at(0)));
             held(&mut holds.node, || {
                 core.node_change(
-                    Change::Apply(Node {
+                    WatchChange::Apply(Node {
                         cpu_milli: 64_000,
                         ..(scene.node)(number)
                     }),

@@ -25,18 +25,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure};
 use ask::Door;
-use divvy_bench::api::Api;
-use divvy_bench::cluster::{self, Cluster, Form};
-use divvy_extender::core::{Core, Now, Timing};
-use divvy_extender::tls::Source;
+use divvy_bench::api::RenderedApi;
+use divvy_bench::cluster::{self, ClusterSize, Form};
+use divvy_extender::core::{CoreTiming, ExtenderCore, Now};
+use divvy_extender::tls::CertificateSource;
 use divvy_extender::tls::certificate::{Pair, Roots};
 use divvy_extender::tls::make::carry_out;
-use divvy_extender::tls::plan::{Data, Lifetimes, keys, plan};
-use divvy_extender::{Settings, Surroundings, run_with};
+use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, keys, plan};
+use divvy_extender::{ExtenderSettings, ExtenderSurroundings, run_with};
 use divvy_kube::convert;
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
-use divvy_kube::watch::Change;
+use divvy_kube::watch::WatchChange;
 use divvy_model::MemoryUnit;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -54,7 +54,7 @@ fn main() -> Outcome<()> {
             Some(i) => Ok(arguments.get(i + 1).ok_or(format!("{flag} needs a number"))?.parse()?),
         }
     };
-    let cluster = Cluster {
+    let cluster = ClusterSize {
         nodes: number("--nodes", 5_000)?,
         gpus: 8,
         form: Form::Divvy,
@@ -70,8 +70,8 @@ fn main() -> Outcome<()> {
     }
 }
 
-async fn serve(cluster: Cluster) -> Outcome<()> {
-    let api = Api::new(cluster);
+async fn serve(cluster: ClusterSize) -> Outcome<()> {
+    let api = RenderedApi::new(cluster);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
     Ok(api.serve(listener).await?)
@@ -84,18 +84,18 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
     println!("{}", listener.local_addr()?);
     let tls = certificates.filter(|directory| *directory != api).map(|directory| {
         let file = |name: &str| Path::new(directory).join(name);
-        Source::Files {
+        CertificateSource::Files {
             certificate: file(keys::SERVER),
             key: file(keys::SERVER_KEY),
             client_ca: file(keys::CA),
             server_name: NAME.to_owned(),
         }
     });
-    let surroundings = Surroundings {
+    let surroundings = ExtenderSurroundings {
         tls,
-        ..Surroundings::default()
+        ..ExtenderSurroundings::default()
     };
-    let settings = Settings::new(MemoryUnit::GIB);
+    let settings = ExtenderSettings::new(MemoryUnit::GIB);
     Ok(run_with(listener, client, settings, surroundings, CancellationToken::new()).await?)
 }
 
@@ -106,9 +106,9 @@ const NAME: &str = "divvy-extender.divvy-system.svc";
 /// scheduler.
 fn certificates(directory: &Path) -> Outcome<rustls::ClientConfig> {
     let now_s = i64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs())?;
-    let none = Data::new();
-    let due = plan(&none, NAME, now_s, Lifetimes::default())?;
-    let data = carry_out(&due, &none, NAME, now_s, Lifetimes::default())?;
+    let none = SecretData::new();
+    let due = plan(&none, NAME, now_s, CertificateLifetimes::default())?;
+    let data = carry_out(&due, &none, NAME, now_s, CertificateLifetimes::default())?;
     for (name, content) in &data {
         std::fs::write(directory.join(name), content)?;
     }
@@ -155,7 +155,7 @@ impl Drop for Role {
     }
 }
 
-fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> {
+fn measure(cluster: &ClusterSize, requests: usize, flags: &[String]) -> Outcome<()> {
     println!(
         "{} nodes with 8 GPUs, {} pods on them, {} pods that wait, {}",
         cluster.nodes,
@@ -286,12 +286,12 @@ fn timed(times: usize, mut what: impl FnMut() -> Outcome<()>) -> Outcome<Vec<Dur
 }
 
 /// Measure the decisions alone, without HTTP and JSON, with a core that has received changes from a watch.
-fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()> {
+fn decisions(cluster: &ClusterSize, requests: usize, names: &[String]) -> Outcome<()> {
     let at = |ms: u64| Now {
         monotonic_ns: ms * 1_000_000,
         unix_ns: 0,
     };
-    let mut core = Core::new(MemoryUnit::GIB, Timing::default());
+    let mut core = ExtenderCore::new(MemoryUnit::GIB, CoreTiming::default());
     let nodes = (0..cluster.nodes).map(|i| serde_json::from_value(cluster.node(i)));
     let pods = (0..cluster.pods + cluster.waiting).map(|i| serde_json::from_value(cluster.pod(i)));
     let nodes = nodes.map(|object| object.map(|object| convert::node(&object)));
@@ -310,8 +310,8 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
         ("a list with all of them again", pods),
     ] {
         let (nodes, began) = (nodes.clone(), Instant::now());
-        core.node_change(Change::Reset(nodes), at(0));
-        core.pod_change(Change::Reset(pods), at(0));
+        core.node_change(WatchChange::Reset(nodes), at(0));
+        core.pod_change(WatchChange::Reset(pods), at(0));
         row(&format!("the core is held: {what}"), &[began.elapsed()], "");
         let first = timed(1, || {
             core.prioritize(&some, names.iter().map(String::as_str))?;
@@ -339,7 +339,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
 /// The number of binds that kube-scheduler has in progress at the same time in a burst.
 const AT_ONCE: usize = 32;
 
-fn binds(cluster: &Cluster, listens: &Door) -> Outcome<()> {
+fn binds(cluster: &ClusterSize, listens: &Door) -> Outcome<()> {
     let began = Instant::now();
     let times = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..AT_ONCE)

@@ -1,12 +1,12 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
-use divvy_bench::api::{Api, FIRST};
-use divvy_bench::ask::Connection;
-use divvy_bench::cluster::{Cluster, Form, NAMESPACE, pod_name};
+use divvy_bench::api::{FIRST, RenderedApi};
+use divvy_bench::ask::HttpConnection;
+use divvy_bench::cluster::{ClusterSize, Form, NAMESPACE, pod_name};
 use serde_json::{Value, json};
 
-const CLUSTER: Cluster = Cluster {
+const CLUSTER: ClusterSize = ClusterSize {
     nodes: 20,
     gpus: 8,
     pods: 100,
@@ -26,14 +26,16 @@ fn served() -> String {
             .expect("a runtime");
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
-            Api::new(CLUSTER).serve(listener).await
+            RenderedApi::new(CLUSTER).serve(listener).await
         })
     });
     address
 }
 
 fn get(address: &str, path: &str) -> (u16, Value) {
-    let (status, text) = Connection::open(address).and_then(|mut it| it.get(path)).expect("an answer");
+    let (status, text) = HttpConnection::open(address)
+        .and_then(|mut it| it.get(path))
+        .expect("an answer");
     (status, serde_json::from_str(&text).unwrap_or_default())
 }
 
@@ -114,9 +116,9 @@ fn a_binding_reaches_every_earlier_watch() {
     let before = watch();
     let waits = pod_name(CLUSTER.pods);
     let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{waits}/binding");
-    let binding =
-        json!({"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_IDX": "3"}}, "target": {"name": Cluster::name(4)}}).to_string();
-    let mut connection = Connection::open(&address).expect("a connection");
+    let binding = json!({"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_IDX": "3"}}, "target": {"name": ClusterSize::name(4)}})
+        .to_string();
+    let mut connection = HttpConnection::open(&address).expect("a connection");
     assert_eq!(connection.post(&path, &binding).expect("an answer").0, 201);
     assert_eq!(
         connection.post(&path, &binding).expect("an answer").0,
@@ -130,6 +132,6 @@ fn a_binding_reaches_every_earlier_watch() {
         assert_eq!(object["metadata"]["name"], json!(waits));
         assert_eq!(object["metadata"]["resourceVersion"], json!((FIRST + 1).to_string()));
         assert_eq!(object["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"], json!("3"));
-        assert_eq!(object["spec"]["nodeName"], json!(Cluster::name(4)));
+        assert_eq!(object["spec"]["nodeName"], json!(ClusterSize::name(4)));
     }
 }

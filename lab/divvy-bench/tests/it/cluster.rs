@@ -1,11 +1,11 @@
-use divvy_bench::cluster::{Cluster, Form, UNITS};
+use divvy_bench::cluster::{ClusterSize, Form, UNITS};
 use divvy_kube::convert;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::{Held, MemoryUnit, Phase};
-use divvy_placement::{Ledger, Source, Totals};
+use divvy_placement::{GpuSource, Ledger, Totals};
 
-fn cluster(form: Form) -> Cluster {
-    Cluster {
+fn cluster(form: Form) -> ClusterSize {
+    ClusterSize {
         nodes: 50,
         gpus: 8,
         pods: 500,
@@ -65,7 +65,7 @@ fn pods_are_placed_and_no_gpu_is_given_twice_in_either_form() {
         assert_eq!(ledger.totals(), expected, "{form:?}");
         for view in ledger.nodes() {
             let state = view.state().expect("a node that was seen");
-            assert_ne!(state.source, Source::Unusable(divvy_placement::Unusable::NotShared));
+            assert_ne!(state.source, GpuSource::Unusable(divvy_placement::UnusableGpus::NotShared));
             assert_eq!(state.gpus.len(), cluster.gpus);
             assert!(state.gpus.iter().all(|gpu| gpu.units == UNITS), "{form:?}");
             assert_eq!(view.pods().count(), cluster.pods / cluster.nodes);
@@ -91,9 +91,9 @@ fn the_same_numbers_give_the_same_objects() {
         );
     }
     for i in 0..cluster.nodes {
-        assert_eq!(cluster.node_position(&Cluster::name(i)), Some(i));
+        assert_eq!(cluster.node_position(&ClusterSize::name(i)), Some(i));
     }
-    assert_eq!(cluster.node_position(&Cluster::name(cluster.nodes)), None);
+    assert_eq!(cluster.node_position(&ClusterSize::name(cluster.nodes)), None);
     assert_eq!(cluster.pod_position("trainer-7c9d8b6f5d-503"), None);
     assert_eq!(cluster.pod_position("somebody-else-1"), None);
 }

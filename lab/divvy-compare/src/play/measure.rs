@@ -6,7 +6,7 @@ use super::*;
 
 /// What was measured of a program.
 #[derive(Debug, Clone)]
-pub(crate) struct Measured {
+pub(crate) struct ProgramMeasures {
     /// From the start of the program with 8 GPUs until the kubelet has its first device list: the median of several starts.
     pub(crate) registered: Duration,
     /// The resident memory of the program and of the processes that it has started, in KiB.
@@ -27,13 +27,13 @@ const IDLE: Duration = Duration::from_secs(20);
 const TICKS: u64 = 100;
 
 /// Measure a program.
-pub(crate) async fn measure(program: &Path, simulator: &Path) -> Result<Measured> {
+pub(crate) async fn measure(program: &Path, simulator: &Path) -> Result<ProgramMeasures> {
     let eight = crate::scenario::idle(8);
     let mut registered = Vec::new();
     let mut xids = Vec::new();
     for gpu in 0..TIMES {
         let started = Instant::now();
-        let mut running = Running::start(program, simulator, &eight)?;
+        let mut running = PlayedProgram::start(program, simulator, &eight)?;
         running.wait_for_lists(1).await?;
         registered.push(started.elapsed());
         // NVIDIA's plugin listens for events a moment after it has registered.
@@ -46,7 +46,7 @@ pub(crate) async fn measure(program: &Path, simulator: &Path) -> Result<Measured
         running.stop().await?;
     }
 
-    let mut running = Running::start(program, simulator, &eight)?;
+    let mut running = PlayedProgram::start(program, simulator, &eight)?;
     running.wait_for_lists(1).await?;
     sleep(IDLE).await;
     let before = running.ticks()?;
@@ -56,14 +56,14 @@ pub(crate) async fn measure(program: &Path, simulator: &Path) -> Result<Measured
     running.stop().await?;
 
     let sixteen = crate::scenario::idle(16);
-    let mut running = Running::start(program, simulator, &sixteen)?;
+    let mut running = PlayedProgram::start(program, simulator, &sixteen)?;
     running.wait_for_lists(1).await?;
     let available: Vec<String> = (0..16).map(crate::scenario::gpu).collect();
     let asked = Instant::now();
     running.preferred(&available, &[], 3).await?;
     let preferred = asked.elapsed();
     running.stop().await?;
-    Ok(Measured {
+    Ok(ProgramMeasures {
         registered: median(registered),
         resident_kib,
         idle_ms_per_minute: ticks * 1000 / TICKS * 60 / IDLE.as_secs(),
@@ -77,7 +77,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-impl Running {
+impl PlayedProgram {
     async fn wait_for_lists(&mut self, lists: usize) -> Result<()> {
         let mut seen = self.kubelet.seen();
         let found = timeout(START, seen.wait_for(|seen| seen.lists >= lists)).await;

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use super::pointer::{In, Out};
 use super::symbols::symbols;
-use crate::objects::Shape;
+use crate::objects::SimArrayShape;
 
 /// `CUDA_ARRAY_DESCRIPTOR_v1`.
 #[repr(C)]
@@ -19,7 +19,7 @@ struct Flat32 {
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Flat {
+struct FlatDescriptor {
     width: u64,
     height: u64,
     format: c_uint,
@@ -41,7 +41,7 @@ struct Deep32 {
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Deep {
+struct DeepDescriptor {
     width: u64,
     height: u64,
     depth: u64,
@@ -50,9 +50,9 @@ struct Deep {
     flags: c_uint,
 }
 
-impl From<Flat32> for Shape {
-    fn from(of: Flat32) -> Shape {
-        Flat {
+impl From<Flat32> for SimArrayShape {
+    fn from(of: Flat32) -> SimArrayShape {
+        FlatDescriptor {
             width: of.width.into(),
             height: of.height.into(),
             format: of.format,
@@ -62,9 +62,9 @@ impl From<Flat32> for Shape {
     }
 }
 
-impl From<Flat> for Shape {
-    fn from(of: Flat) -> Shape {
-        Deep {
+impl From<FlatDescriptor> for SimArrayShape {
+    fn from(of: FlatDescriptor) -> SimArrayShape {
+        DeepDescriptor {
             width: of.width,
             height: of.height,
             depth: 0,
@@ -76,9 +76,9 @@ impl From<Flat> for Shape {
     }
 }
 
-impl From<Deep32> for Shape {
-    fn from(of: Deep32) -> Shape {
-        Deep {
+impl From<Deep32> for SimArrayShape {
+    fn from(of: Deep32) -> SimArrayShape {
+        DeepDescriptor {
             width: of.width.into(),
             height: of.height.into(),
             depth: of.depth.into(),
@@ -90,9 +90,9 @@ impl From<Deep32> for Shape {
     }
 }
 
-impl From<Deep> for Shape {
-    fn from(of: Deep) -> Shape {
-        Shape {
+impl From<DeepDescriptor> for SimArrayShape {
+    fn from(of: DeepDescriptor) -> SimArrayShape {
+        SimArrayShape {
             width: of.width,
             height: of.height,
             depth: of.depth,
@@ -104,8 +104,12 @@ impl From<Deep> for Shape {
 }
 
 // The sizes in cuda.h.
-const _: () =
-    assert!(size_of::<Flat32>() == 16 && size_of::<Flat>() == 24 && size_of::<Deep32>() == 24 && size_of::<Deep>() == 40);
+const _: () = assert!(
+    size_of::<Flat32>() == 16
+        && size_of::<FlatDescriptor>() == 24
+        && size_of::<Deep32>() == 24
+        && size_of::<DeepDescriptor>() == 40
+);
 
 symbols! {
     // The symbol of CUDA 3.1 and before.
@@ -114,7 +118,7 @@ symbols! {
         array.put(driver.create_array(descriptor.get()?.into(), 1)?)
     };
 
-    call cuArrayCreate_v2(array: Out<usize>, descriptor: In<Flat>) |driver| {
+    call cuArrayCreate_v2(array: Out<usize>, descriptor: In<FlatDescriptor>) |driver| {
         array.present()?;
         array.put(driver.create_array(descriptor.get()?.into(), 1)?)
     };
@@ -125,12 +129,12 @@ symbols! {
         array.put(driver.create_array(descriptor.get()?.into(), 1)?)
     };
 
-    call cuArray3DCreate_v2(array: Out<usize>, descriptor: In<Deep>) |driver| {
+    call cuArray3DCreate_v2(array: Out<usize>, descriptor: In<DeepDescriptor>) |driver| {
         array.present()?;
         array.put(driver.create_array(descriptor.get()?.into(), 1)?)
     };
 
-    call cuMipmappedArrayCreate(array: Out<usize>, descriptor: In<Deep>, levels: c_uint) |driver| {
+    call cuMipmappedArrayCreate(array: Out<usize>, descriptor: In<DeepDescriptor>, levels: c_uint) |driver| {
         array.present()?;
         array.put(driver.create_array(descriptor.get()?.into(), levels)?)
     };

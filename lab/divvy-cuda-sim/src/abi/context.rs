@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint};
 
 use super::pointer::{In, Out};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_VALUE, UNSUPPORTED_LIMIT};
+use crate::codes::{CuCode, INVALID_VALUE, UNSUPPORTED_LIMIT};
 use crate::context::{pop, push, set, top};
-use crate::driver::Driver;
+use crate::driver::SimulatedDriver;
 
 symbols! {
     call cuDevicePrimaryCtxRetain(context: Out<usize>, device: c_int) |driver| {
@@ -113,7 +113,13 @@ symbols! {
 }
 
 /// Make a context and make it current.
-fn create(driver: &mut Driver, context: Out<usize>, flags: c_uint, device: c_int, api_version: u32) -> Result<(), Code> {
+fn create(
+    driver: &mut SimulatedDriver,
+    context: Out<usize>,
+    flags: c_uint,
+    device: c_int,
+    api_version: u32,
+) -> Result<(), CuCode> {
     context.present()?;
     let index = driver.device(device)?;
     let handle = driver.create_context(index, flags, api_version)?;

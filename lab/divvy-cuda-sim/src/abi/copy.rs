@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::pointer::{Bytes, Out, Untyped};
+use super::pointer::{HostBytes, Out, Untyped};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::Driver;
-use crate::memory::Kind;
+use crate::codes::{CuCode, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::driver::SimulatedDriver;
+use crate::memory::AllocationKind;
 use crate::trace;
 
 symbols! {
@@ -33,26 +33,26 @@ symbols! {
 
     call cuMemHostGetDevicePointer_v2(pointer: Out<u64>, host: u64, flags: c_uint) |driver| {
         driver.current()?;
-        let known = driver.memory.containing(host).is_some_and(|(_, allocation)| matches!(allocation.kind, Kind::Host(_)));
+        let known = driver.memory.containing(host).is_some_and(|(_, allocation)| matches!(allocation.kind, AllocationKind::Host(_)));
         if known && flags == 0 { pointer.put(host) } else { Err(INVALID_VALUE) }
     };
 
-    wait [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to: u64, from: Bytes, bytes: u64) |driver| {
+    wait [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to: u64, from: HostBytes, bytes: u64) |driver| {
         upload(driver, "cuMemcpyHtoD", to, from, bytes)?;
         before(driver)
     };
 
-    call [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to: u64, from: Bytes, bytes: u64, stream: usize) |driver| {
+    call [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to: u64, from: HostBytes, bytes: u64, stream: usize) |driver| {
         driver.stream(stream)?;
         upload(driver, "cuMemcpyHtoDAsync", to, from, bytes)
     };
 
-    wait [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to: Bytes, from: u64, bytes: u64) |driver| {
+    wait [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to: HostBytes, from: u64, bytes: u64) |driver| {
         download(driver, to, from, bytes)?;
         before(driver)
     };
 
-    call [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to: Bytes, from: u64, bytes: u64, stream: usize) |driver| {
+    call [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to: HostBytes, from: u64, bytes: u64, stream: usize) |driver| {
         driver.stream(stream)?;
         download(driver, to, from, bytes)
     };
@@ -85,8 +85,8 @@ symbols! {
     // The attributes (`CUpointer_attribute`) that frameworks ask for.
     call cuPointerGetAttribute(value: Untyped, attribute: c_int, pointer: u64) |driver| {
         let (start, allocation) = driver.memory.containing(pointer).ok_or(INVALID_VALUE)?;
-        let host = matches!(allocation.kind, Kind::Host(_));
-        let managed = matches!(allocation.kind, Kind::Managed(..));
+        let host = matches!(allocation.kind, AllocationKind::Host(_));
+        let managed = matches!(allocation.kind, AllocationKind::Managed(..));
         match attribute {
             // CONTEXT
             1 => value.write::<u64>(allocation.context.unwrap_or(0) as u64),
@@ -109,12 +109,12 @@ symbols! {
 }
 
 /// Return when the work ends that a copy waits for which is in no stream.
-fn before(driver: &mut Driver) -> Result<u64, Code> {
+fn before(driver: &mut SimulatedDriver) -> Result<u64, CuCode> {
     Ok(driver.stream(0)?.ends)
 }
 
 /// Copy from main memory. `name` is the function without its version, for a test that wants a wrong byte.
-fn upload(driver: &mut Driver, name: &str, to: u64, from: Bytes, bytes: u64) -> Result<(), Code> {
+fn upload(driver: &mut SimulatedDriver, name: &str, to: u64, from: HostBytes, bytes: u64) -> Result<(), CuCode> {
     from.present(bytes)?;
     inside(driver, to, bytes)?;
     if bytes > 0 {
@@ -127,7 +127,7 @@ fn upload(driver: &mut Driver, name: &str, to: u64, from: Bytes, bytes: u64) -> 
 }
 
 /// Copy to main memory.
-fn download(driver: &mut Driver, to: Bytes, from: u64, bytes: u64) -> Result<(), Code> {
+fn download(driver: &mut SimulatedDriver, to: HostBytes, from: u64, bytes: u64) -> Result<(), CuCode> {
     inside(driver, from, bytes)?;
     let place = driver.readable(from, bytes);
     // SAFETY: there is this much memory, or it was never written.
@@ -135,10 +135,10 @@ fn download(driver: &mut Driver, to: Bytes, from: u64, bytes: u64) -> Result<(),
 }
 
 /// Copy within the memory of GPUs.
-fn copy(driver: &mut Driver, name: &str, to: u64, from: u64, bytes: u64) -> Result<(), Code> {
+fn copy(driver: &mut SimulatedDriver, name: &str, to: u64, from: u64, bytes: u64) -> Result<(), CuCode> {
     inside(driver, from, bytes)?;
     inside(driver, to, bytes)?;
-    let written = |driver: &mut Driver| driver.writable(to, bytes).ok_or(OUT_OF_MEMORY);
+    let written = |driver: &mut SimulatedDriver| driver.writable(to, bytes).ok_or(OUT_OF_MEMORY);
     match driver.readable(from, bytes) {
         _ if bytes == 0 => {}
         // SAFETY: both have this length. The contents of the source do not move if those of another allocation are made.
@@ -150,7 +150,7 @@ fn copy(driver: &mut Driver, name: &str, to: u64, from: u64, bytes: u64) -> Resu
 }
 
 /// Repeat a value.
-fn fill<const N: usize>(driver: &mut Driver, to: u64, value: [u8; N], count: u64) -> Result<(), Code> {
+fn fill<const N: usize>(driver: &mut SimulatedDriver, to: u64, value: [u8; N], count: u64) -> Result<(), CuCode> {
     let bytes = count.checked_mul(N as u64).ok_or(INVALID_VALUE)?;
     inside(driver, to, bytes)?;
     if !to.is_multiple_of(N as u64) {
@@ -168,14 +168,14 @@ fn fill<const N: usize>(driver: &mut Driver, to: u64, value: [u8; N], count: u64
 }
 
 /// Invert a byte of what a copy has written, if a test says so.
-fn corrupt(driver: &mut Driver, name: &str, to: u64) {
+fn corrupt(driver: &mut SimulatedDriver, name: &str, to: u64) {
     if let Some((_, offset)) = trace::wrong(name) {
         driver.corrupt(to.saturating_add(offset));
     }
 }
 
 /// Check that a range is inside an allocation or a mapping.
-fn inside(driver: &Driver, address: u64, bytes: u64) -> Result<(), Code> {
+fn inside(driver: &SimulatedDriver, address: u64, bytes: u64) -> Result<(), CuCode> {
     driver.current()?;
     if bytes == 0 {
         return Ok(());

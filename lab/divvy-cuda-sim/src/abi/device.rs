@@ -2,12 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::pointer::{Out, Text};
+use super::pointer::{Out, TextPointer};
 use super::symbols::symbols;
 use crate::card::THREADS_PER_SM;
-use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE};
-use crate::device::Device;
-use crate::driver::Driver;
+use crate::codes::{CuCode, INVALID_DEVICE, INVALID_VALUE};
+use crate::device::SimulatedDevice;
+use crate::driver::SimulatedDriver;
 use crate::machine::uuid_bytes;
 
 symbols! {
@@ -60,7 +60,7 @@ symbols! {
         text.put_text(length, &driver.devices[index].card.pci.to_uppercase())
     };
 
-    call cuDeviceGetByPCIBusId(device: Out<c_int>, text: Text) |driver| {
+    call cuDeviceGetByPCIBusId(device: Out<c_int>, text: TextPointer) |driver| {
         device.present()?;
         let text = text.get()?;
         let found = driver.devices.iter().position(|device| device.card.pci.eq_ignore_ascii_case(text));
@@ -79,18 +79,18 @@ symbols! {
     };
 }
 
-fn total(driver: &Driver, device: c_int) -> Result<u64, Code> {
+fn total(driver: &SimulatedDriver, device: c_int) -> Result<u64, CuCode> {
     let index = driver.device(device)?;
     Ok(driver.devices[index].card.described.memory_mib << 20)
 }
 
-fn capability(device: &Device) -> (c_int, c_int) {
+fn capability(device: &SimulatedDevice) -> (c_int, c_int) {
     let (major, minor) = device.card.described.cc.split_once('.').unwrap_or_default();
     (major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
 
 /// Return the domain, the bus, and the device of a PCI bus id such as `0000:81:00.0`.
-fn pci(device: &Device) -> [c_int; 3] {
+fn pci(device: &SimulatedDevice) -> [c_int; 3] {
     let text = device.card.pci.trim_end_matches(".0");
     let mut numbers = text.rsplit(':').map(|part| c_int::from_str_radix(part, 16).unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
@@ -111,7 +111,7 @@ fn set_attribute(attribute: c_int) -> Option<c_int> {
 const MAX: c_int = 162;
 
 /// Return an attribute (`CUdevice_attribute` in cuda.h). The ones of which the description says nothing, and which do not concern memory, are 0.
-fn attribute_of(device: &Device, attribute: c_int) -> Result<c_int, Code> {
+fn attribute_of(device: &SimulatedDevice, attribute: c_int) -> Result<c_int, CuCode> {
     let card = &device.card.described;
     Ok(match attribute {
         // MAX_THREADS_PER_BLOCK

@@ -6,15 +6,15 @@ use std::mem::offset_of;
 use super::pointer::{In, InOut, Out, Untyped};
 use super::pool;
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_VALUE};
-use crate::driver::Driver;
-use crate::vmm::Place;
+use crate::codes::{CuCode, INVALID_VALUE};
+use crate::driver::SimulatedDriver;
+use crate::vmm::MemoryPlace;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Allocation {
-    pool: pool::Properties,
+struct GraphAllocation {
+    pool: pool::PoolProperties,
     accesses: usize,
     count: u64,
     bytes: u64,
@@ -24,7 +24,7 @@ struct Allocation {
 /// `CUgraphNodeParams`: the type, and in the numbers the parameters of that type.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Node {
+struct GraphNodeParams {
     kind: c_int,
     reserved: [c_int; 3],
     words: [u64; 29],
@@ -35,14 +35,14 @@ struct Node {
 const KERNEL: c_int = 0;
 const ALLOCATE: c_int = 10;
 const FREE: c_int = 11;
-/// Where `bytes` and `address` are in [`Allocation`], and so in the words of [`Node`].
-const BYTES: usize = offset_of!(Allocation, bytes) / 8;
-const ADDRESS: usize = offset_of!(Allocation, address) / 8;
-const LOCATION: usize = offset_of!(pool::Properties, location) / 8;
+/// Where `bytes` and `address` are in [`GraphAllocation`], and so in the words of [`GraphNodeParams`].
+const BYTES: usize = offset_of!(GraphAllocation, bytes) / 8;
+const ADDRESS: usize = offset_of!(GraphAllocation, address) / 8;
+const LOCATION: usize = offset_of!(pool::PoolProperties, location) / 8;
 
 // The layout in cuda.h.
-const _: () = assert!(size_of::<Allocation>() == 120 && BYTES * 8 == 104 && ADDRESS * 8 == 112);
-const _: () = assert!(size_of::<Node>() == 256 && offset_of!(Node, words) == 16);
+const _: () = assert!(size_of::<GraphAllocation>() == 120 && BYTES * 8 == 104 && ADDRESS * 8 == 112);
+const _: () = assert!(size_of::<GraphNodeParams>() == 256 && offset_of!(GraphNodeParams, words) == 16);
 
 symbols! {
     call cuGraphCreate(graph: Out<usize>, flags: u32) |driver| {
@@ -67,7 +67,7 @@ symbols! {
         node.put(driver.add_kernel(graph, length)?)
     };
 
-    call cuGraphAddMemAllocNode(node: Out<usize>, graph: usize, _from: usize, _count: u64, parameters: InOut<Allocation>) |driver| {
+    call cuGraphAddMemAllocNode(node: Out<usize>, graph: usize, _from: usize, _count: u64, parameters: InOut<GraphAllocation>) |driver| {
         node.present()?;
         let mut of = parameters.get()?;
         let (added, address) = allocate(driver, graph, of.pool.location.kind, of.pool.location.id, of.bytes)?;
@@ -81,17 +81,17 @@ symbols! {
         node.put(driver.add_free(graph, address)?)
     };
 
-    call cuGraphAddNode(node: Out<usize>, graph: usize, _from: usize, _count: u64, parameters: InOut<Node>) |driver| {
+    call cuGraphAddNode(node: Out<usize>, graph: usize, _from: usize, _count: u64, parameters: InOut<GraphNodeParams>) |driver| {
         node.present()?;
         node.put(add(driver, graph, parameters)?)
     };
 
-    call cuGraphAddNode_v3(node: Out<usize>, graph: usize, _from: usize, _edges: usize, _count: u64, parameters: InOut<Node>) |driver| {
+    call cuGraphAddNode_v3(node: Out<usize>, graph: usize, _from: usize, _edges: usize, _count: u64, parameters: InOut<GraphNodeParams>) |driver| {
         node.present()?;
         node.put(add(driver, graph, parameters)?)
     };
 
-    call cuGraphAddNode_v2(node: Out<usize>, graph: usize, _from: usize, _edges: usize, _count: u64, parameters: InOut<Node>) |driver| {
+    call cuGraphAddNode_v2(node: Out<usize>, graph: usize, _from: usize, _edges: usize, _count: u64, parameters: InOut<GraphNodeParams>) |driver| {
         node.present()?;
         node.put(add(driver, graph, parameters)?)
     };
@@ -166,7 +166,7 @@ symbols! {
     };
 }
 
-fn capture(driver: &mut Driver, stream: usize) -> Result<(), Code> {
+fn capture(driver: &mut SimulatedDriver, stream: usize) -> Result<(), CuCode> {
     // The legacy default stream cannot be captured: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.
     if stream < 2 {
         return Err(900);
@@ -179,15 +179,15 @@ fn capture(driver: &mut Driver, stream: usize) -> Result<(), Code> {
     Ok(())
 }
 
-fn allocate(driver: &mut Driver, graph: usize, kind: c_int, id: c_int, bytes: u64) -> Result<(usize, u64), Code> {
+fn allocate(driver: &mut SimulatedDriver, graph: usize, kind: c_int, id: c_int, bytes: u64) -> Result<(usize, u64), CuCode> {
     match driver.place_of(kind, id)? {
-        Place::Device(device) => driver.add_allocation(graph, device, bytes),
-        Place::Host => Err(INVALID_VALUE),
+        MemoryPlace::Device(device) => driver.add_allocation(graph, device, bytes),
+        MemoryPlace::Host => Err(INVALID_VALUE),
     }
 }
 
 /// Add a node of any type.
-fn add(driver: &mut Driver, graph: usize, parameters: InOut<Node>) -> Result<usize, Code> {
+fn add(driver: &mut SimulatedDriver, graph: usize, parameters: InOut<GraphNodeParams>) -> Result<usize, CuCode> {
     let mut node = parameters.get()?;
     match node.kind {
         KERNEL => {

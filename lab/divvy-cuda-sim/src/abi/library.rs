@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::pointer::{Image, Out, Text};
+use super::pointer::{CodeImage, Out, TextPointer};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE};
+use crate::codes::{CuCode, INVALID_HANDLE, INVALID_VALUE};
 use crate::trace::complain;
 
 /// `CU_FUNC_ATTRIBUTE_MAX` of CUDA 13.
@@ -12,7 +12,7 @@ const MAX: c_int = 16;
 
 symbols! {
     call cuLibraryLoadData(
-        library: Out<usize>, code: Image,
+        library: Out<usize>, code: CodeImage,
         _options: usize, _values: usize, _count: c_uint,
         _library_options: usize, _library_values: usize, _library_count: c_uint,
     ) |driver| {
@@ -39,7 +39,7 @@ symbols! {
     };
 
     // A kernel is a function here. Programs may launch it by either handle.
-    call cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) |driver| {
+    call cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: TextPointer) |driver| {
         kernel.present()?;
         let module = *driver.work.libraries.get(&library).ok_or(INVALID_HANDLE)?;
         kernel.put(driver.create_function(module, name.get()?)?)
@@ -64,7 +64,7 @@ symbols! {
 }
 
 /// Return an attribute (`CUfunction_attribute` in cuda.h). The ones that follow from the code are 0.
-fn attribute_of(attribute: c_int) -> Result<c_int, Code> {
+fn attribute_of(attribute: c_int) -> Result<c_int, CuCode> {
     match attribute {
         // MAX_THREADS_PER_BLOCK
         0 => Ok(1024),

@@ -6,7 +6,7 @@ use std::ptr::{NonNull, null, with_exposed_provenance, with_exposed_provenance_m
 
 use divvy_ptx::Kernel;
 
-use crate::codes::{Code, INVALID_VALUE};
+use crate::codes::{CuCode, INVALID_VALUE};
 
 /// Where a result goes.
 #[repr(transparent)]
@@ -15,12 +15,12 @@ pub(super) struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {
     /// Check that the pointer is not NULL. A symbol does this before it changes anything.
-    pub(super) fn present(self) -> Result<(), Code> {
+    pub(super) fn present(self) -> Result<(), CuCode> {
         if self.0.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
     }
 
     /// Write a result.
-    pub(super) fn put(self, value: T) -> Result<(), Code> {
+    pub(super) fn put(self, value: T) -> Result<(), CuCode> {
         self.present()?;
         // SAFETY: not NULL, and so valid for a write by the caller's promise. C programs may pass unaligned pointers.
         unsafe { self.0.write_unaligned(value) };
@@ -38,7 +38,7 @@ impl<T: Copy> Out<T> {
 
 impl Out<c_char> {
     /// Write a text into the caller's buffer of this length. A longer text is cut off.
-    pub(super) fn put_text(self, length: i32, text: &str) -> Result<(), Code> {
+    pub(super) fn put_text(self, length: i32, text: &str) -> Result<(), CuCode> {
         self.present()?;
         let room = usize::try_from(length)
             .ok()
@@ -62,12 +62,12 @@ pub(super) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
     /// Read the value. NULL is an error.
-    pub(super) fn get(self) -> Result<T, Code> {
+    pub(super) fn get(self) -> Result<T, CuCode> {
         self.at(0)
     }
 
     /// Read a value of the array, whose length the caller has told to be greater than the index.
-    pub(super) fn at(self, index: u32) -> Result<T, Code> {
+    pub(super) fn at(self, index: u32) -> Result<T, CuCode> {
         if self.0.is_null() {
             Err(INVALID_VALUE)
         } else {
@@ -84,12 +84,12 @@ pub(super) struct InOut<T>(Out<T>);
 
 impl<T: Copy> InOut<T> {
     /// Read the value.
-    pub(super) fn get(self) -> Result<T, Code> {
+    pub(super) fn get(self) -> Result<T, CuCode> {
         In(self.0.0.cast_const()).get()
     }
 
     /// Replace the value.
-    pub(super) fn put(self, value: T) -> Result<(), Code> {
+    pub(super) fn put(self, value: T) -> Result<(), CuCode> {
         self.0.put(value)
     }
 }
@@ -101,12 +101,12 @@ pub(super) struct Untyped(*mut c_void);
 
 impl Untyped {
     /// Read the value as the type that the other parameter has told.
-    pub(super) fn read<T: Copy>(self) -> Result<T, Code> {
+    pub(super) fn read<T: Copy>(self) -> Result<T, CuCode> {
         In(self.0.cast_const().cast()).get()
     }
 
     /// Write the value as the type that the other parameter has told.
-    pub(super) fn write<T: Copy>(self, value: T) -> Result<(), Code> {
+    pub(super) fn write<T: Copy>(self, value: T) -> Result<(), CuCode> {
         Out(self.0.cast()).put(value)
     }
 }
@@ -114,11 +114,11 @@ impl Untyped {
 /// Main memory, whose length another parameter tells.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bytes(*mut u8);
+pub(super) struct HostBytes(*mut u8);
 
-impl Bytes {
+impl HostBytes {
     /// Check that there is memory if there has to be some.
-    pub(super) fn present(self, length: u64) -> Result<(), Code> {
+    pub(super) fn present(self, length: u64) -> Result<(), CuCode> {
         if length > 0 && self.0.is_null() {
             Err(INVALID_VALUE)
         } else {
@@ -130,7 +130,7 @@ impl Bytes {
     ///
     /// # Safety
     /// There is this much memory.
-    pub(super) unsafe fn fill(self, from: Option<NonNull<u8>>, length: u64) -> Result<(), Code> {
+    pub(super) unsafe fn fill(self, from: Option<NonNull<u8>>, length: u64) -> Result<(), CuCode> {
         self.present(length)?;
         match from {
             _ if length == 0 => {}
@@ -146,7 +146,7 @@ impl Bytes {
     ///
     /// # Safety
     /// There is this much memory.
-    pub(super) unsafe fn copy(self, to: NonNull<u8>, length: u64) -> Result<(), Code> {
+    pub(super) unsafe fn copy(self, to: NonNull<u8>, length: u64) -> Result<(), CuCode> {
         self.present(length)?;
         if length > 0 {
             // SAFETY: as in `fill`, in the other direction.
@@ -159,11 +159,11 @@ impl Bytes {
 /// The parameters of a launch, one pointer each.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Arguments(*const *const u8);
+pub(super) struct LaunchArguments(*const *const u8);
 
-impl Arguments {
+impl LaunchArguments {
     /// Read as many bytes as each parameter of the kernel has.
-    fn bytes(self, kernel: &Kernel) -> Result<Vec<u8>, Code> {
+    fn bytes(self, kernel: &Kernel) -> Result<Vec<u8>, CuCode> {
         let mut bytes = vec![0; kernel.parameter_bytes()];
         for (index, parameter) in kernel.parameters().iter().enumerate() {
             let from = In(self.0).at(index as u32)?;
@@ -193,7 +193,7 @@ impl Extra {
     pub(super) const NONE: Extra = Extra(null());
 
     /// Read the buffer. Return `None` if the launch does not use this form.
-    fn bytes(self) -> Result<Option<Vec<u8>>, Code> {
+    fn bytes(self) -> Result<Option<Vec<u8>>, CuCode> {
         if self.0.is_null() {
             return Ok(None);
         }
@@ -219,7 +219,7 @@ impl Extra {
 }
 
 /// Read the parameters of a kernel in the form that the launch uses.
-pub(super) fn parameters(kernel: &Kernel, arguments: Arguments, extra: Extra) -> Result<Vec<u8>, Code> {
+pub(super) fn parameters(kernel: &Kernel, arguments: LaunchArguments, extra: Extra) -> Result<Vec<u8>, CuCode> {
     match extra.bytes()? {
         Some(bytes) if bytes.len() == kernel.parameter_bytes() => Ok(bytes),
         Some(_) => Err(INVALID_VALUE),
@@ -230,21 +230,21 @@ pub(super) fn parameters(kernel: &Kernel, arguments: Arguments, extra: Extra) ->
 /// Code: PTX, or another format.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Image(*const c_char);
+pub(super) struct CodeImage(*const c_char);
 
-impl Image {
-    pub(super) fn present(self) -> Result<(), Code> {
+impl CodeImage {
+    pub(super) fn present(self) -> Result<(), CuCode> {
         In(self.0).get().map(drop)
     }
 
     /// Return the text, if it is PTX: a text that ends with a zero byte, and begins with a directive or a comment.
-    pub(super) fn ptx<'a>(self) -> Result<Option<&'a str>, Code> {
+    pub(super) fn ptx<'a>(self) -> Result<Option<&'a str>, CuCode> {
         for index in 0.. {
             // SAFETY: the code is not NULL, and no byte before this one has ended a text. Each other format has more bytes than this before its end,
             // because its first byte is no white space.
             match In(self.0).at(index)? as u8 {
                 b' ' | b'\t' | b'\r' | b'\n' => {}
-                b'.' | b'/' => return Text(self.0).get().map(Some),
+                b'.' | b'/' => return TextPointer(self.0).get().map(Some),
                 _ => break,
             }
         }
@@ -254,19 +254,19 @@ impl Image {
 
 /// The options of the compiler (`CUjit_option`), and a value for each.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Options {
+pub(super) struct JitOptions {
     pub(super) count: u32,
     pub(super) names: In<c_int>,
     pub(super) values: InOut<usize>,
 }
 
-impl Options {
+impl JitOptions {
     fn position(self, wanted: c_int) -> Option<u32> {
         (0..self.count).find(|index| self.names.at(*index) == Ok(wanted))
     }
 
     /// Write a log into its buffer, and its length into the option that has the size of the buffer. A longer log is cut off.
-    pub(super) fn log(self, buffer: c_int, size: c_int, text: &str) -> Result<(), Code> {
+    pub(super) fn log(self, buffer: c_int, size: c_int, text: &str) -> Result<(), CuCode> {
         let (Some(buffer), Some(size)) = (self.position(buffer), self.position(size)) else {
             return Ok(());
         };
@@ -286,11 +286,11 @@ impl Options {
 /// A text that ends with a zero byte.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Text(*const c_char);
+pub(super) struct TextPointer(*const c_char);
 
-impl Text {
+impl TextPointer {
     /// Read the text.
-    pub(super) fn get<'a>(self) -> Result<&'a str, Code> {
+    pub(super) fn get<'a>(self) -> Result<&'a str, CuCode> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }

@@ -5,18 +5,18 @@ use std::mem::offset_of;
 
 use super::pointer::{In, Out, Untyped};
 use super::symbols::symbols;
-use super::vmm::{Access, DESCRIPTOR, Location};
-use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
-use crate::driver::Driver;
-use crate::memory::Kind;
-use crate::pool::Bytes;
-use crate::share::{Common, Shared, Thing};
-use crate::vmm::Place;
+use super::vmm::{DESCRIPTOR, Location, MemAccess};
+use crate::codes::{CuCode, INVALID_VALUE, NOT_SUPPORTED};
+use crate::driver::SimulatedDriver;
+use crate::memory::AllocationKind;
+use crate::pool::PoolAttribute;
+use crate::share::{Common, SharedMemory, Thing};
+use crate::vmm::MemoryPlace;
 
 /// `CUmemPoolProps`. Before CUDA 12.2 `max` was reserved, and zero.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Properties {
+pub(super) struct PoolProperties {
     pub(super) kind: c_int,
     handle_types: c_int,
     pub(super) location: Location,
@@ -27,8 +27,9 @@ pub(super) struct Properties {
 }
 
 // The layout in cuda.h.
-const _: () =
-    assert!(size_of::<Properties>() == 88 && offset_of!(Properties, location) == 8 && offset_of!(Properties, max) == 24);
+const _: () = assert!(
+    size_of::<PoolProperties>() == 88 && offset_of!(PoolProperties, location) == 8 && offset_of!(PoolProperties, max) == 24
+);
 
 symbols! {
     call [cuMemAllocAsync, cuMemAllocAsync_ptsz](pointer: Out<u64>, bytes: u64, stream: usize) |driver| {
@@ -55,12 +56,12 @@ symbols! {
             return driver.add_free(graph, pointer).map(drop);
         }
         match driver.memory.allocations.get(&pointer).map(|allocation| &allocation.kind) {
-            Some(Kind::Pool(_) | Kind::Graph | Kind::Borrowed) => driver.release(pointer),
+            Some(AllocationKind::Pool(_) | AllocationKind::Graph | AllocationKind::Borrowed) => driver.release(pointer),
             _ => Err(INVALID_VALUE),
         }
     };
 
-    call cuMemPoolCreate(pool: Out<usize>, properties: In<Properties>) |driver| {
+    call cuMemPoolCreate(pool: Out<usize>, properties: In<PoolProperties>) |driver| {
         pool.present()?;
         let properties = properties.get()?;
         if properties.kind == MANAGED && driver.version >= 13000 {
@@ -71,9 +72,9 @@ symbols! {
             return Err(INVALID_VALUE);
         }
         match driver.place_of(properties.location.kind, properties.location.id)? {
-            Place::Device(device) => pool.put(driver.create_pool(device, properties.max, false)),
+            MemoryPlace::Device(device) => pool.put(driver.create_pool(device, properties.max, false)),
             // Pools of main memory take nothing of a GPU, and are not simulated.
-            Place::Host => Err(NOT_SUPPORTED),
+            MemoryPlace::Host => Err(NOT_SUPPORTED),
         }
     };
 
@@ -90,7 +91,7 @@ symbols! {
             *reuse = value.read::<c_int>()?;
             return Ok(());
         }
-        pool.set(Bytes::of(attribute).ok_or(INVALID_VALUE)?, value.read::<u64>()?)
+        pool.set(PoolAttribute::of(attribute).ok_or(INVALID_VALUE)?, value.read::<u64>()?)
     };
 
     call cuMemPoolGetAttribute(pool: usize, attribute: c_int, value: Untyped) |driver| {
@@ -98,11 +99,11 @@ symbols! {
         if let Some(reuse) = pool.reuse(attribute) {
             return value.write::<c_int>(*reuse);
         }
-        value.write::<u64>(pool.get(Bytes::of(attribute).ok_or(INVALID_VALUE)?))
+        value.write::<u64>(pool.get(PoolAttribute::of(attribute).ok_or(INVALID_VALUE)?))
     };
 
     // Access is not simulated: each device has it.
-    call cuMemPoolSetAccess(pool: usize, accesses: In<Access>, count: u64) |driver| {
+    call cuMemPoolSetAccess(pool: usize, accesses: In<MemAccess>, count: u64) |driver| {
         driver.pool(pool)?;
         match count {
             0 => Err(INVALID_VALUE),
@@ -131,13 +132,13 @@ symbols! {
 
     call cuMemGetDefaultMemPool(pool: Out<usize>, location: In<Location>, kind: c_int) |driver| {
         pool.present()?;
-        let handle = pool_of(driver, location.get()?, kind, Driver::default_pool)?;
+        let handle = pool_of(driver, location.get()?, kind, SimulatedDriver::default_pool)?;
         pool.put(handle)
     };
 
     call cuMemGetMemPool(pool: Out<usize>, location: In<Location>, kind: c_int) |driver| {
         pool.present()?;
-        let handle = pool_of(driver, location.get()?, kind, Driver::current_pool)?;
+        let handle = pool_of(driver, location.get()?, kind, SimulatedDriver::current_pool)?;
         pool.put(handle)
     };
 
@@ -173,14 +174,14 @@ symbols! {
     call cuMemPoolExportPointer(data: Out<[u8; 64]>, pointer: u64) |driver| {
         let allocation = driver.memory.allocations.get(&pointer).ok_or(INVALID_VALUE)?;
         match allocation.kind {
-            Kind::Pool(_) => data.put(driver.share_memory(pointer)?.encode()),
+            AllocationKind::Pool(_) => data.put(driver.share_memory(pointer)?.encode()),
             _ => Err(INVALID_VALUE),
         }
     };
 
     call cuMemPoolImportPointer(pointer: Out<u64>, pool: usize, data: In<[u8; 64]>) |driver| {
         pointer.present()?;
-        let shared = Shared::decode(&data.get()?, Thing::Pointer)?;
+        let shared = SharedMemory::decode(&data.get()?, Thing::Pointer)?;
         pointer.put(import(driver, pool, &shared)?)
     };
 }
@@ -190,24 +191,24 @@ const MANAGED: c_int = 2;
 
 /// Return the default or the current pool of a place. A device has one of managed memory, too, which is never replaced.
 fn pool_of(
-    driver: &mut Driver,
+    driver: &mut SimulatedDriver,
     location: Location,
     kind: c_int,
-    of_device: fn(&mut Driver, usize) -> usize,
-) -> Result<usize, Code> {
+    of_device: fn(&mut SimulatedDriver, usize) -> usize,
+) -> Result<usize, CuCode> {
     if kind == MANAGED {
         let device = driver.device_of_managed(location)?;
         return Ok(driver.default_managed_pool(device));
     }
     match driver.place_of(location.kind, location.id)? {
-        Place::Device(device) if kind == 1 => Ok(of_device(driver, device)),
-        Place::Device(_) => Err(INVALID_VALUE),
-        Place::Host => Err(NOT_SUPPORTED),
+        MemoryPlace::Device(device) if kind == 1 => Ok(of_device(driver, device)),
+        MemoryPlace::Device(_) => Err(INVALID_VALUE),
+        MemoryPlace::Host => Err(NOT_SUPPORTED),
     }
 }
 
 /// Give a pointer of another process's pool an address.
-fn import(driver: &mut Driver, pool: usize, shared: &Shared) -> Result<u64, Code> {
+fn import(driver: &mut SimulatedDriver, pool: usize, shared: &SharedMemory) -> Result<u64, CuCode> {
     let pool = driver.pool(pool)?;
     let device = pool.device;
     if !pool.imported || driver.device_of(shared)? != device {

@@ -5,15 +5,15 @@ use std::mem::offset_of;
 
 use super::pointer::{In, Out};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_CONTEXT, INVALID_VALUE};
-use crate::driver::Driver;
-use crate::memory::{Allocation, Kind};
-use crate::share::{Common, Shared, Thing};
+use crate::codes::{CuCode, INVALID_CONTEXT, INVALID_VALUE};
+use crate::driver::SimulatedDriver;
+use crate::memory::{AllocationKind, MemoryAllocation};
+use crate::share::{Common, SharedMemory, Thing};
 
 /// `CUipcMemHandle`, which is passed by value.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Handle([u8; 64]);
+struct IpcMemHandle([u8; 64]);
 
 /// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`.
 #[repr(C)]
@@ -40,18 +40,18 @@ struct Buffer {
 const _: () = assert!(size_of::<External>() == 104 && offset_of!(External, bytes) == 24 && size_of::<Buffer>() == 88);
 
 symbols! {
-    call cuIpcGetMemHandle(handle: Out<Handle>, pointer: u64) |driver| {
+    call cuIpcGetMemHandle(handle: Out<IpcMemHandle>, pointer: u64) |driver| {
         handle.present()?;
         let (start, allocation) = driver.memory.containing(pointer).ok_or(INVALID_VALUE)?;
         match allocation.kind {
             // A page with other memory ends with the process.
-            Kind::Small => handle.put(Handle(driver.share(Thing::Pointer, allocation.device, allocation.bytes).encode())),
-            Kind::Pages(_) => handle.put(Handle(driver.share_memory(start)?.encode())),
+            AllocationKind::Small => handle.put(IpcMemHandle(driver.share(Thing::Pointer, allocation.device, allocation.bytes).encode())),
+            AllocationKind::Pages(_) => handle.put(IpcMemHandle(driver.share_memory(start)?.encode())),
             _ => Err(INVALID_VALUE),
         }
     };
 
-    call [cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2](pointer: Out<u64>, handle: Handle, flags: c_uint) |driver| {
+    call [cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2](pointer: Out<u64>, handle: IpcMemHandle, flags: c_uint) |driver| {
         driver.current()?;
         pointer.present()?;
         // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS is the only flag.
@@ -64,11 +64,11 @@ symbols! {
     call cuIpcCloseMemHandle(pointer: u64) |driver| {
         driver.current()?;
         match driver.memory.allocations.get_mut(&pointer) {
-            Some(Allocation { kind: Kind::Borrowed, common: Some(common), .. }) if common.opened > 1 => {
+            Some(MemoryAllocation { kind: AllocationKind::Borrowed, common: Some(common), .. }) if common.opened > 1 => {
                 common.opened -= 1;
                 Ok(())
             }
-            Some(Allocation { kind: Kind::Borrowed, .. }) => driver.release(pointer),
+            Some(MemoryAllocation { kind: AllocationKind::Borrowed, .. }) => driver.release(pointer),
             _ => Err(INVALID_VALUE),
         }
     };
@@ -134,8 +134,8 @@ symbols! {
 }
 
 /// Give memory of another process an address. A process cannot open its own.
-fn open(driver: &mut Driver, handle: Handle) -> Result<u64, Code> {
-    let shared = Shared::decode(&handle.0, Thing::Pointer)?;
+fn open(driver: &mut SimulatedDriver, handle: IpcMemHandle) -> Result<u64, CuCode> {
+    let shared = SharedMemory::decode(&handle.0, Thing::Pointer)?;
     if shared.pid == std::process::id() {
         return Err(INVALID_CONTEXT);
     }

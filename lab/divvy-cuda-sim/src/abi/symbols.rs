@@ -1,7 +1,7 @@
 //! How symbols are defined.
 
 /// The address of a symbol.
-pub(super) type Address = *const ();
+pub(super) type SymbolAddress = *const ();
 
 /// Define symbols: a name, or names in brackets of symbols that do the same, the parameters, and what is done. `call` is for those that need cuInit,
 /// `bare` for the others. The module gets a function `all` that returns the names and addresses.
@@ -10,7 +10,7 @@ macro_rules! symbols {
         $(symbols!(@each $gate $names $parameters $body);)*
 
         /// Return the symbols of this module.
-        pub(super) fn all() -> Vec<(&'static str, $crate::abi::symbols::Address)> {
+        pub(super) fn all() -> Vec<(&'static str, $crate::abi::symbols::SymbolAddress)> {
             [$(symbols!(@list $names)),*].concat()
         }
     };
@@ -24,7 +24,7 @@ macro_rules! symbols {
         }
     };
     (@list [$($name:ident),+]) => {
-        vec![$((stringify!($name), $name as $crate::abi::symbols::Address)),+]
+        vec![$((stringify!($name), $name as $crate::abi::symbols::SymbolAddress)),+]
     };
     (@list $name:ident) => {
         symbols!(@list [$name])

@@ -4,11 +4,11 @@ use std::ffi::c_int;
 
 use super::pointer::{In, Out};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
-use crate::driver::Driver;
+use crate::codes::{CuCode, INVALID_VALUE, NOT_SUPPORTED};
+use crate::driver::SimulatedDriver;
 use crate::share::{Common, Thing};
 use crate::slab::PAGE;
-use crate::vmm::Place;
+use crate::vmm::MemoryPlace;
 
 /// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
 pub(super) const DESCRIPTOR: c_int = 1;
@@ -24,7 +24,7 @@ pub(crate) struct Location {
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Access {
+pub(super) struct MemAccess {
     location: Location,
     flags: c_int,
 }
@@ -32,7 +32,7 @@ pub(super) struct Access {
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Properties {
+struct AllocationProperties {
     kind: c_int,
     handle_types: c_int,
     location: Location,
@@ -41,16 +41,16 @@ struct Properties {
 }
 
 // The sizes in cuda.h.
-const _: () = assert!(size_of::<Location>() == 8 && size_of::<Access>() == 12 && size_of::<Properties>() == 32);
+const _: () = assert!(size_of::<Location>() == 8 && size_of::<MemAccess>() == 12 && size_of::<AllocationProperties>() == 32);
 
 symbols! {
-    call cuMemGetAllocationGranularity(granularity: Out<u64>, properties: In<Properties>, _option: c_int) |driver| {
+    call cuMemGetAllocationGranularity(granularity: Out<u64>, properties: In<AllocationProperties>, _option: c_int) |driver| {
         granularity.present()?;
         place(driver, properties)?;
         granularity.put(PAGE)
     };
 
-    call cuMemCreate(handle: Out<u64>, bytes: u64, properties: In<Properties>, flags: u64) |driver| {
+    call cuMemCreate(handle: Out<u64>, bytes: u64, properties: In<AllocationProperties>, flags: u64) |driver| {
         handle.present()?;
         let place = place(driver, properties)?;
         match flags {
@@ -66,14 +66,14 @@ symbols! {
         handle.put(driver.retain_physical(address)? as u64)
     };
 
-    call cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) |driver| {
+    call cuMemGetAllocationPropertiesFromHandle(properties: Out<AllocationProperties>, handle: u64) |driver| {
         let (place, _) = driver.vmm.of(handle as usize)?;
-        properties.put(Properties {
+        properties.put(AllocationProperties {
             kind: 1,
             handle_types: 0,
             location: match place {
-                Place::Device(device) => Location { kind: 1, id: device as c_int },
-                Place::Host => Location { kind: 2, id: 0 },
+                MemoryPlace::Device(device) => Location { kind: 1, id: device as c_int },
+                MemoryPlace::Host => Location { kind: 2, id: 0 },
             },
             win32: 0,
             flags: [0; 8],
@@ -97,7 +97,7 @@ symbols! {
 
     call cuMemUnmap(address: u64, bytes: u64) |driver| driver.unmap(address, bytes);
 
-    call cuMemSetAccess(address: u64, bytes: u64, accesses: In<Access>, count: u64) |driver| {
+    call cuMemSetAccess(address: u64, bytes: u64, accesses: In<MemAccess>, count: u64) |driver| {
         if count == 0 {
             return Err(INVALID_VALUE);
         }
@@ -122,7 +122,7 @@ symbols! {
         descriptor.present()?;
         let (place, bytes) = driver.vmm.of(handle as usize)?;
         match (place, kind, flags) {
-            (Place::Device(device), DESCRIPTOR, 0) => {
+            (MemoryPlace::Device(device), DESCRIPTOR, 0) => {
                 let shared = driver.share(Thing::Physical, device, bytes);
                 let physical = driver.vmm.known(handle as usize)?;
                 let common = physical.common.take().map_or_else(|| Common::begin(shared), Ok)?;
@@ -140,13 +140,13 @@ symbols! {
         }
         let common = Common::of_descriptor(descriptor, Thing::Physical)?;
         let shared = common.shared();
-        let place = Place::Device(driver.device_of(&shared)?);
+        let place = MemoryPlace::Device(driver.device_of(&shared)?);
         handle.put(driver.create_physical(place, shared.bytes, Some(common))? as u64)
     };
 }
 
 /// Return the place of the memory that is described. CU_MEM_ALLOCATION_TYPE_PINNED is the only kind of it.
-fn place(driver: &Driver, properties: In<Properties>) -> Result<Place, Code> {
+fn place(driver: &SimulatedDriver, properties: In<AllocationProperties>) -> Result<MemoryPlace, CuCode> {
     let properties = properties.get()?;
     match properties.kind {
         1 => driver.place_of(properties.location.kind, properties.location.id),

@@ -5,17 +5,17 @@ use std::mem::offset_of;
 
 use divvy_ptx::Kernel;
 
-use super::pointer::{Arguments, Extra, Image, In, InOut, Options, Out, Text, parameters};
+use super::pointer::{CodeImage, Extra, In, InOut, JitOptions, LaunchArguments, Out, TextPointer, parameters};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
-use crate::driver::Driver;
+use crate::codes::{CuCode, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
+use crate::driver::SimulatedDriver;
 use crate::trace::complain;
 use crate::work::{now, slowness};
 
 /// `CUlaunchConfig`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Config {
+struct LaunchConfig {
     grid: [c_uint; 3],
     block: [c_uint; 3],
     shared: c_uint,
@@ -27,18 +27,19 @@ struct Config {
 /// `CUDA_LAUNCH_PARAMS`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Launch {
+struct LaunchParams {
     function: usize,
     grid: [c_uint; 3],
     block: [c_uint; 3],
     shared: c_uint,
     stream: usize,
-    arguments: Arguments,
+    arguments: LaunchArguments,
 }
 
 // The layout in cuda.h.
-const _: () = assert!(size_of::<Config>() == 56 && offset_of!(Config, stream) == 32);
-const _: () = assert!(size_of::<Launch>() == 56 && offset_of!(Launch, stream) == 40 && size_of::<Arguments>() == 8);
+const _: () = assert!(size_of::<LaunchConfig>() == 56 && offset_of!(LaunchConfig, stream) == 32);
+const _: () =
+    assert!(size_of::<LaunchParams>() == 56 && offset_of!(LaunchParams, stream) == 40 && size_of::<LaunchArguments>() == 8);
 
 symbols! {
     call cuStreamCreate(stream: Out<usize>, _flags: c_uint) |driver| {
@@ -123,19 +124,19 @@ symbols! {
         load(driver, module, None, None)
     };
 
-    call cuModuleLoadData(module: Out<usize>, code: Image) |driver| {
+    call cuModuleLoadData(module: Out<usize>, code: CodeImage) |driver| {
         code.present()?;
         load(driver, module, code.ptx()?, None)
     };
 
-    call cuModuleLoadDataEx(module: Out<usize>, code: Image, count: c_uint, names: In<c_int>, values: InOut<usize>) |driver| {
+    call cuModuleLoadDataEx(module: Out<usize>, code: CodeImage, count: c_uint, names: In<c_int>, values: InOut<usize>) |driver| {
         code.present()?;
-        load(driver, module, code.ptx()?, Some(Options { count, names, values }))
+        load(driver, module, code.ptx()?, Some(JitOptions { count, names, values }))
     };
 
     call cuModuleUnload(module: usize) |driver| driver.work.modules.remove(&module).map(drop).ok_or(INVALID_HANDLE);
 
-    call cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) |driver| {
+    call cuModuleGetFunction(function: Out<usize>, module: usize, name: TextPointer) |driver| {
         function.present()?;
         function.put(driver.create_function(module, name.get()?)?)
     };
@@ -143,7 +144,7 @@ symbols! {
     call [cuLaunchKernel, cuLaunchKernel_ptsz](
         function: usize,
         gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        _shared: c_uint, stream: usize, arguments: Arguments, extra: Extra,
+        _shared: c_uint, stream: usize, arguments: LaunchArguments, extra: Extra,
     ) |driver| {
         driver.launch(function, stream, [gx, gy, gz], [bx, by, bz], |kernel| parameters(kernel, arguments, extra))
     };
@@ -151,17 +152,17 @@ symbols! {
     call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](
         function: usize,
         gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        _shared: c_uint, stream: usize, arguments: Arguments,
+        _shared: c_uint, stream: usize, arguments: LaunchArguments,
     ) |driver| {
         driver.launch(function, stream, [gx, gy, gz], [bx, by, bz], |kernel| parameters(kernel, arguments, Extra::NONE))
     };
 
-    call [cuLaunchKernelEx, cuLaunchKernelEx_ptsz](config: In<Config>, function: usize, arguments: Arguments, extra: Extra) |driver| {
+    call [cuLaunchKernelEx, cuLaunchKernelEx_ptsz](config: In<LaunchConfig>, function: usize, arguments: LaunchArguments, extra: Extra) |driver| {
         let config = config.get()?;
         driver.launch(function, config.stream, config.grid, config.block, |kernel| parameters(kernel, arguments, extra))
     };
 
-    call cuLaunchCooperativeKernelMultiDevice(launches: In<Launch>, count: c_uint, _flags: c_uint) |driver| {
+    call cuLaunchCooperativeKernelMultiDevice(launches: In<LaunchParams>, count: c_uint, _flags: c_uint) |driver| {
         if count == 0 {
             return Err(INVALID_VALUE);
         }
@@ -184,12 +185,12 @@ symbols! {
     };
 }
 
-fn grid(width: c_int, height: c_int) -> Result<[c_uint; 3], Code> {
+fn grid(width: c_int, height: c_int) -> Result<[c_uint; 3], CuCode> {
     let edge = |edge: c_int| c_uint::try_from(edge).map_err(|_| INVALID_VALUE);
     Ok([edge(width)?, edge(height)?, 1])
 }
 
-fn record(driver: &mut Driver, event: usize, stream: usize) -> Result<(), Code> {
+fn record(driver: &mut SimulatedDriver, event: usize, stream: usize) -> Result<(), CuCode> {
     let ends = driver.stream(stream)?.ends;
     *driver.work.events.get_mut(&event).ok_or(INVALID_HANDLE)? = Some(ends.max(now()));
     Ok(())
@@ -199,7 +200,7 @@ fn record(driver: &mut Driver, event: usize, stream: usize) -> Result<(), Code> 
 const INFORMATION: (c_int, c_int) = (3, 4);
 const ERRORS: (c_int, c_int) = (5, 6);
 
-fn load(driver: &mut Driver, module: Out<usize>, ptx: Option<&str>, options: Option<Options>) -> Result<(), Code> {
+fn load(driver: &mut SimulatedDriver, module: Out<usize>, ptx: Option<&str>, options: Option<JitOptions>) -> Result<(), CuCode> {
     module.present()?;
     driver.current()?;
     let loaded = driver.load(ptx);
@@ -215,7 +216,7 @@ fn load(driver: &mut Driver, module: Out<usize>, ptx: Option<&str>, options: Opt
     module.put(loaded.map_err(|(code, _)| code)?)
 }
 
-fn without_parameters(kernel: &Kernel) -> Result<Vec<u8>, Code> {
+fn without_parameters(kernel: &Kernel) -> Result<Vec<u8>, CuCode> {
     match kernel.parameters() {
         [] => Ok(Vec::new()),
         _ => Err(NOT_SUPPORTED),

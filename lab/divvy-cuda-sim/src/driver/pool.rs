@@ -1,15 +1,15 @@
 //! Pools of the driver.
 
-use super::Driver;
+use super::SimulatedDriver;
 use crate::abi::Location;
-use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::memory::{Allocation, Kind};
+use crate::codes::{CuCode, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::memory::{AllocationKind, MemoryAllocation};
 use crate::pool::{CHUNK, Pool, used_by};
 use crate::slab::{PAGE, pages};
 
-impl Driver {
+impl SimulatedDriver {
     /// Return a pool.
-    pub(crate) fn pool(&mut self, handle: usize) -> Result<&mut Pool, Code> {
+    pub(crate) fn pool(&mut self, handle: usize) -> Result<&mut Pool, CuCode> {
         let found = self.pools.all.get_mut(&handle).filter(|pool| !pool.destroyed);
         found.ok_or(INVALID_VALUE)
     }
@@ -47,7 +47,7 @@ impl Driver {
     }
 
     /// Return the device on which managed memory is: the one that it prefers, or the current one.
-    pub(crate) fn device_of_managed(&self, location: Location) -> Result<usize, Code> {
+    pub(crate) fn device_of_managed(&self, location: Location) -> Result<usize, CuCode> {
         match location.kind {
             1 => self.device(location.id),
             0 | 2..=4 => Ok(self.current_device().unwrap_or(0)),
@@ -64,7 +64,7 @@ impl Driver {
     }
 
     /// Destroy a pool. Its device uses its default pool again.
-    pub(crate) fn destroy_pool(&mut self, handle: usize) -> Result<(), Code> {
+    pub(crate) fn destroy_pool(&mut self, handle: usize) -> Result<(), CuCode> {
         let pool = self.pool(handle)?;
         if pool.default {
             return Err(INVALID_VALUE);
@@ -77,7 +77,7 @@ impl Driver {
     }
 
     /// Allocate from a pool.
-    pub(crate) fn allocate_from_pool(&mut self, handle: usize, bytes: u64) -> Result<u64, Code> {
+    pub(crate) fn allocate_from_pool(&mut self, handle: usize, bytes: u64) -> Result<u64, CuCode> {
         let pool = self.pool(handle)?;
         if bytes == 0 || pool.imported {
             return Err(INVALID_VALUE);
@@ -91,13 +91,13 @@ impl Driver {
         let pool = self.pool(handle)?;
         pool.used = used;
         pool.used_high = pool.used_high.max(used);
-        let allocation = Allocation::new(device, None, bytes, Kind::Pool(handle));
+        let allocation = MemoryAllocation::new(device, None, bytes, AllocationKind::Pool(handle));
         self.memory.allocations.insert(address, allocation);
         Ok(address)
     }
 
     /// Have a pool reserve at least this much: whole chunks, or as little as possible on a GPU that is nearly full.
-    fn grow_pool(&mut self, handle: usize, used: u64) -> Result<(), Code> {
+    fn grow_pool(&mut self, handle: usize, used: u64) -> Result<(), CuCode> {
         loop {
             let pool = self.pool(handle)?;
             let (device, reserved) = (pool.device, pool.reserved);
@@ -129,7 +129,7 @@ impl Driver {
     }
 
     /// Give an allocation back to its pool.
-    pub(crate) fn free_to_pool(&mut self, handle: usize, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn free_to_pool(&mut self, handle: usize, bytes: u64) -> Result<(), CuCode> {
         let Some(pool) = self.pools.all.get_mut(&handle) else {
             return Ok(());
         };
@@ -138,7 +138,7 @@ impl Driver {
     }
 
     /// Have a pool give back what it does not use, down to a size. A destroyed pool that is empty ends.
-    pub(crate) fn shrink_pool(&mut self, handle: usize, keep: u64) -> Result<(), Code> {
+    pub(crate) fn shrink_pool(&mut self, handle: usize, keep: u64) -> Result<(), CuCode> {
         let Some(pool) = self.pools.all.get_mut(&handle) else {
             return Ok(());
         };
@@ -156,7 +156,7 @@ impl Driver {
     }
 
     /// Do what a synchronization does: each pool of the device gives back what is above its threshold.
-    pub(crate) fn settle_pools(&mut self, device: usize) -> Result<(), Code> {
+    pub(crate) fn settle_pools(&mut self, device: usize) -> Result<(), CuCode> {
         let mine = self.pools.all.iter().filter(|(_, pool)| pool.device == device);
         let mine: Vec<(usize, u64)> = mine.map(|(handle, pool)| (*handle, pool.threshold)).collect();
         mine.into_iter()
@@ -164,8 +164,8 @@ impl Driver {
     }
 
     /// Have the pools of a device give back all that they do not use. Return false if that is nothing.
-    pub(crate) fn squeeze_pools(&mut self, device: usize) -> Result<bool, Code> {
-        let reserved = |driver: &Driver| -> u64 {
+    pub(crate) fn squeeze_pools(&mut self, device: usize) -> Result<bool, CuCode> {
+        let reserved = |driver: &SimulatedDriver| -> u64 {
             let mine = driver.pools.all.values().filter(|pool| pool.device == device);
             mine.map(|pool| pool.reserved).sum()
         };

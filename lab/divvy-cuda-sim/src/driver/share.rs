@@ -1,17 +1,17 @@
 //! Memory of the driver that several processes have.
 
-use super::Driver;
-use crate::codes::{Code, INVALID_VALUE};
+use super::SimulatedDriver;
+use crate::codes::{CuCode, INVALID_VALUE};
 use crate::machine::uuid_bytes;
-use crate::memory::Kind;
-use crate::share::{Common, Shared, Thing};
+use crate::memory::AllocationKind;
+use crate::share::{Common, SharedMemory, Thing};
 use crate::slab::pages;
-use crate::vmm::Place;
+use crate::vmm::MemoryPlace;
 
-impl Driver {
+impl SimulatedDriver {
     /// Describe memory of a device for another process.
-    pub(crate) fn share(&self, thing: Thing, device: usize, bytes: u64) -> Shared {
-        Shared {
+    pub(crate) fn share(&self, thing: Thing, device: usize, bytes: u64) -> SharedMemory {
+        SharedMemory {
             thing,
             pid: std::process::id(),
             gpu: uuid_bytes(&self.devices[device].card.uuid),
@@ -21,7 +21,7 @@ impl Driver {
     }
 
     /// Do what is due since the last call: give back what no process has any more, and take over what a process had in its ledger that has ended.
-    pub(crate) fn settle_common(&mut self) -> Result<(), Code> {
+    pub(crate) fn settle_common(&mut self) -> Result<(), CuCode> {
         let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut self.left)
             .into_iter()
             .partition(|left| left.2.has_others());
@@ -29,14 +29,14 @@ impl Driver {
         gone.into_iter()
             .try_for_each(|(device, bytes, _)| self.devices[device].give(bytes))?;
         let physical = self.vmm.physical.values_mut().filter_map(|physical| match physical.place {
-            Place::Device(device) => Some((device, physical.bytes, physical.common.as_mut()?)),
-            Place::Host => None,
+            MemoryPlace::Device(device) => Some((device, physical.bytes, physical.common.as_mut()?)),
+            MemoryPlace::Host => None,
         });
         let opened = self
             .memory
             .allocations
             .values_mut()
-            .filter(|allocation| matches!(allocation.kind, Kind::Borrowed));
+            .filter(|allocation| matches!(allocation.kind, AllocationKind::Borrowed));
         let opened =
             opened.filter_map(|allocation| Some((allocation.device, pages(allocation.bytes)?, allocation.common.as_mut()?)));
         for (device, bytes, common) in physical.chain(opened) {
@@ -49,7 +49,7 @@ impl Driver {
     }
 
     /// Give back memory that this process does not have any more, as soon as no other one has it.
-    pub(crate) fn give_common(&mut self, device: usize, bytes: u64, common: Option<Common>) -> Result<(), Code> {
+    pub(crate) fn give_common(&mut self, device: usize, bytes: u64, common: Option<Common>) -> Result<(), CuCode> {
         match common {
             Some(common) if !common.pays => Ok(()),
             Some(common) if common.has_others() => {
@@ -61,7 +61,7 @@ impl Driver {
     }
 
     /// Describe an allocation for another process, which keeps it.
-    pub(crate) fn share_memory(&mut self, address: u64) -> Result<Shared, Code> {
+    pub(crate) fn share_memory(&mut self, address: u64) -> Result<SharedMemory, CuCode> {
         let allocation = self.memory.allocations.get(&address).ok_or(INVALID_VALUE)?;
         let shared = self.share(Thing::Pointer, allocation.device, allocation.bytes);
         let allocation = self.memory.allocations.get_mut(&address).ok_or(INVALID_VALUE)?;
@@ -70,7 +70,7 @@ impl Driver {
     }
 
     /// Return the device of shared memory.
-    pub(crate) fn device_of(&self, shared: &Shared) -> Result<usize, Code> {
+    pub(crate) fn device_of(&self, shared: &SharedMemory) -> Result<usize, CuCode> {
         let found = self
             .devices
             .iter()

@@ -1,28 +1,28 @@
 //! Virtual memory management of the driver.
 
-use super::Driver;
-use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY};
+use super::SimulatedDriver;
+use crate::codes::{CuCode, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::share::Common;
 use crate::slab::PAGE;
-use crate::vmm::{Physical, Place, granular};
+use crate::vmm::{MemoryPlace, Physical, granular};
 
-impl Driver {
+impl SimulatedDriver {
     /// Return the place of a CUmemLocation.
-    pub(crate) fn place_of(&self, kind: i32, id: i32) -> Result<Place, Code> {
+    pub(crate) fn place_of(&self, kind: i32, id: i32) -> Result<MemoryPlace, CuCode> {
         match kind {
-            1 => self.device(id).map(Place::Device).map_err(|_| INVALID_DEVICE),
+            1 => self.device(id).map(MemoryPlace::Device).map_err(|_| INVALID_DEVICE),
             // CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN of CUDA 13.5: the lowest byte is the device.
-            6 if self.version >= 13050 => self.device(id & 0xff).map(Place::Device).map_err(|_| INVALID_DEVICE),
+            6 if self.version >= 13050 => self.device(id & 0xff).map(MemoryPlace::Device).map_err(|_| INVALID_DEVICE),
             // CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA, and HOST_NUMA_CURRENT appeared in CUDA 12.2.
-            2..=4 if self.version >= 12020 => Ok(Place::Host),
+            2..=4 if self.version >= 12020 => Ok(MemoryPlace::Host),
             _ => Err(INVALID_VALUE),
         }
     }
 
     /// Create physical memory, or have what another process has created.
-    pub(crate) fn create_physical(&mut self, place: Place, bytes: u64, common: Option<Common>) -> Result<usize, Code> {
+    pub(crate) fn create_physical(&mut self, place: MemoryPlace, bytes: u64, common: Option<Common>) -> Result<usize, CuCode> {
         granular(bytes)?;
-        if let (Place::Device(device), true) = (place, common.as_ref().is_none_or(|common| common.pays)) {
+        if let (MemoryPlace::Device(device), true) = (place, common.as_ref().is_none_or(|common| common.pays)) {
             self.take(device, bytes)?;
         }
         let handle = self.new_handle();
@@ -39,20 +39,20 @@ impl Driver {
     }
 
     /// Give a handle up.
-    pub(crate) fn release_physical(&mut self, handle: usize) -> Result<(), Code> {
+    pub(crate) fn release_physical(&mut self, handle: usize) -> Result<(), CuCode> {
         self.vmm.known(handle)?.handles -= 1;
         self.collect(handle)
     }
 
     /// Free physical memory that nothing refers to.
-    fn collect(&mut self, handle: usize) -> Result<(), Code> {
+    fn collect(&mut self, handle: usize) -> Result<(), CuCode> {
         let unused = |physical: &Physical| physical.handles == 0 && physical.mappings == 0;
         if !self.vmm.physical.get(&handle).is_some_and(unused) {
             return Ok(());
         }
         match self.vmm.physical.remove(&handle) {
             Some(Physical {
-                place: Place::Device(device),
+                place: MemoryPlace::Device(device),
                 bytes,
                 common,
                 ..
@@ -62,7 +62,7 @@ impl Driver {
     }
 
     /// Return another handle of the memory that is mapped at an address.
-    pub(crate) fn retain_physical(&mut self, address: u64) -> Result<usize, Code> {
+    pub(crate) fn retain_physical(&mut self, address: u64) -> Result<usize, CuCode> {
         let (_, handle) = self.vmm.mapping_at(address).ok_or(INVALID_VALUE)?;
         let physical = self.vmm.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
         physical.handles += 1;
@@ -70,7 +70,7 @@ impl Driver {
     }
 
     /// Reserve addresses.
-    pub(crate) fn reserve(&mut self, bytes: u64, align: u64) -> Result<u64, Code> {
+    pub(crate) fn reserve(&mut self, bytes: u64, align: u64) -> Result<u64, CuCode> {
         granular(bytes)?;
         let align = match align {
             0 => PAGE,
@@ -83,7 +83,7 @@ impl Driver {
     }
 
     /// Give a whole reserved range back, in which nothing is mapped.
-    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64) -> Result<(), CuCode> {
         let matches = self.vmm.reserved.get(&address) == Some(&bytes);
         if !matches || self.vmm.mapped.range(address..address + bytes).next().is_some() {
             return Err(INVALID_VALUE);
@@ -93,7 +93,7 @@ impl Driver {
     }
 
     /// Map the beginning of physical memory into a reserved range.
-    pub(crate) fn map(&mut self, address: u64, bytes: u64, offset: u64, handle: usize) -> Result<(), Code> {
+    pub(crate) fn map(&mut self, address: u64, bytes: u64, offset: u64, handle: usize) -> Result<(), CuCode> {
         granular(bytes)?;
         let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         let inside = self.vmm.reserved.range(..=address).next_back();
@@ -111,7 +111,7 @@ impl Driver {
     }
 
     /// Remove all mappings of a range, which must be whole ones.
-    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), CuCode> {
         for start in self.vmm.whole(address, bytes)? {
             let Some((_, handle)) = self.vmm.mapped.remove(&start) else {
                 continue;
@@ -125,7 +125,7 @@ impl Driver {
     }
 
     /// Check that a range is mapped, as a change of its access needs it.
-    pub(crate) fn is_mapped(&self, address: u64, bytes: u64) -> Result<(), Code> {
+    pub(crate) fn is_mapped(&self, address: u64, bytes: u64) -> Result<(), CuCode> {
         self.vmm.whole(address, bytes).map(drop)
     }
 

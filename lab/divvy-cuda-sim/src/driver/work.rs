@@ -1,24 +1,24 @@
 //! Streams and launches of the driver.
 
-use divvy_ptx::{Fault, Kernel, Launch, Order};
+use divvy_ptx::{Kernel, KernelFault, KernelLaunch, ThreadOrder};
 
-use super::Driver;
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
+use super::SimulatedDriver;
+use crate::codes::{CuCode, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::contents::KernelMemory;
 use crate::context::top;
-use crate::module::{Function, Loaded, compile};
+use crate::module::{LoadedModule, ModuleFunction, compile};
 use crate::trace::{self, complain};
-use crate::work::{Stream, now};
+use crate::work::{CudaStream, now};
 
 /// After how many instructions a kernel counts as one that never ends: some minutes.
 const LIMIT: u64 = 1 << 36;
 
-impl Driver {
+impl SimulatedDriver {
     /// Make a stream in the current context.
-    pub(crate) fn create_stream(&mut self) -> Result<usize, Code> {
+    pub(crate) fn create_stream(&mut self) -> Result<usize, CuCode> {
         let device = self.current_device()?;
         let handle = self.new_handle();
-        let stream = Stream {
+        let stream = CudaStream {
             device,
             ends: 0,
             capture: None,
@@ -28,12 +28,12 @@ impl Driver {
     }
 
     /// End a stream.
-    pub(crate) fn destroy_stream(&mut self, handle: usize) -> Result<(), Code> {
+    pub(crate) fn destroy_stream(&mut self, handle: usize) -> Result<(), CuCode> {
         self.work.streams.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
     /// Return a stream. NULL, CU_STREAM_LEGACY, and CU_STREAM_PER_THREAD are streams of the current context's device.
-    pub(crate) fn stream(&mut self, handle: usize) -> Result<&mut Stream, Code> {
+    pub(crate) fn stream(&mut self, handle: usize) -> Result<&mut CudaStream, CuCode> {
         if let Some(code) = top().and_then(|handle| self.contexts.get(&handle)?.fault) {
             return Err(code);
         }
@@ -43,7 +43,7 @@ impl Driver {
         let device = self.current_device()?;
         // Below the handles that the driver gives out.
         let key = device * 4 + handle;
-        Ok(self.work.streams.entry(key).or_insert(Stream {
+        Ok(self.work.streams.entry(key).or_insert(CudaStream {
             device,
             ends: 0,
             capture: None,
@@ -57,7 +57,7 @@ impl Driver {
     }
 
     /// Make a function of a module.
-    pub(crate) fn create_function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
+    pub(crate) fn create_function(&mut self, module: usize, name: &str) -> Result<usize, CuCode> {
         let function = self.work.modules.get(&module).ok_or(INVALID_HANDLE)?.function(name)?;
         let handle = self.new_handle();
         self.work.functions.insert(handle, function);
@@ -65,15 +65,15 @@ impl Driver {
     }
 
     /// Return a function.
-    pub(crate) fn function(&self, handle: usize) -> Result<&Function, Code> {
+    pub(crate) fn function(&self, handle: usize) -> Result<&ModuleFunction, CuCode> {
         self.work.functions.get(&handle).ok_or(INVALID_HANDLE)
     }
 
     /// Return how long a function takes as a node of a graph. There it cannot be executed.
-    pub(crate) fn node(&self, handle: usize) -> Result<u64, Code> {
+    pub(crate) fn node(&self, handle: usize) -> Result<u64, CuCode> {
         match self.function(handle)? {
-            Function { kernel: Some(_), .. } => Err(NOT_SUPPORTED),
-            Function { length, .. } => Ok(*length),
+            ModuleFunction { kernel: Some(_), .. } => Err(NOT_SUPPORTED),
+            ModuleFunction { length, .. } => Ok(*length),
         }
     }
 
@@ -84,9 +84,9 @@ impl Driver {
         stream: usize,
         grid: [u32; 3],
         block: [u32; 3],
-        parameters: impl Fn(&Kernel) -> Result<Vec<u8>, Code>,
-    ) -> Result<(), Code> {
-        let Function { name, length, kernel } = self.function(function)?.clone();
+        parameters: impl Fn(&Kernel) -> Result<Vec<u8>, CuCode>,
+    ) -> Result<(), CuCode> {
+        let ModuleFunction { name, length, kernel } = self.function(function)?.clone();
         if grid.contains(&0) || block.contains(&0) {
             return Err(INVALID_VALUE);
         }
@@ -118,18 +118,18 @@ impl Driver {
         grid: [u32; 3],
         block: [u32; 3],
         parameters: Vec<u8>,
-    ) -> Result<(u64, Option<Code>), Code> {
+    ) -> Result<(u64, Option<CuCode>), CuCode> {
         let wrong = trace::wrong(kernel.name()).map(|(index, offset)| {
             let parameter = kernel.parameters().get(index).filter(|parameter| parameter.bytes == 8);
             let bytes = parameter.and_then(|of| parameters.get(of.offset..)?.first_chunk());
             bytes.and_then(|bytes| u64::from_le_bytes(*bytes).checked_add(offset))
         });
-        let launch = Launch {
+        let launch = KernelLaunch {
             grid,
             only: None,
             block,
             parameters,
-            order: Order::Forward,
+            order: ThreadOrder::Forward,
             timer: now(),
             limit: LIMIT,
         };
@@ -144,10 +144,10 @@ impl Driver {
         }
         match outcome {
             Ok(outcome) => Ok((outcome.nanoseconds, None)),
-            Err(Fault::Launch) => Err(INVALID_VALUE),
+            Err(KernelFault::Launch) => Err(INVALID_VALUE),
             Err(fault) => {
                 complain(&format!("the kernel {}: {fault}", kernel.name()));
-                if let Fault::Endless { .. } = fault {
+                if let KernelFault::Endless { .. } = fault {
                     self.stream(stream)?.ends = u64::MAX;
                 }
                 Ok((0, fault.code()))
@@ -156,17 +156,17 @@ impl Driver {
     }
 
     /// Make the current context unusable.
-    fn fail(&mut self, code: Code) {
+    fn fail(&mut self, code: CuCode) {
         if let Some(context) = top().and_then(|handle| self.contexts.get_mut(&handle)) {
             context.fault = Some(code);
         }
     }
 
     /// Load code into a module. An error has the text of the compiler's log.
-    pub(crate) fn load(&mut self, text: Option<&str>) -> Result<usize, (Code, String)> {
+    pub(crate) fn load(&mut self, text: Option<&str>) -> Result<usize, (CuCode, String)> {
         let device = self.current_device().unwrap_or(0);
         let loaded = match text {
-            None => Loaded::Unread,
+            None => LoadedModule::Unread,
             Some(text) => compile(text, self.version, self.devices[device].card.capability())?,
         };
         let handle = self.new_handle();
@@ -175,8 +175,8 @@ impl Driver {
     }
 
     /// Put work into a stream.
-    pub(crate) fn run(&mut self, stream: usize, length: u64) -> Result<(), Code> {
-        let Stream { device, ends, .. } = *self.stream(stream)?;
+    pub(crate) fn run(&mut self, stream: usize, length: u64) -> Result<(), CuCode> {
+        let CudaStream { device, ends, .. } = *self.stream(stream)?;
         if length == 0 || ends == u64::MAX {
             return Ok(());
         }

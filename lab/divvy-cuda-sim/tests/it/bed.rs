@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use divvy_gpu_sim::{Ledger, Usage};
+use divvy_gpu_sim::{GpuLedger, ProcessUsage};
 pub(crate) use divvy_shadow_testkit::MIB;
-use divvy_shadow_testkit::{Container, Worker, library};
+use divvy_shadow_testkit::{RequestWorker, ShadowContainer, library};
 
 /// A page of the driver.
 pub(crate) const PAGE: u64 = 2 * MIB;
@@ -19,12 +19,12 @@ const UUIDS: [&str; 2] = [
 
 /// A machine with two GPUs.
 pub(crate) struct Bed {
-    container: Container,
+    container: ShadowContainer,
 }
 
 impl Bed {
     pub(crate) fn new() -> Bed {
-        let container = Container::new("c");
+        let container = ShadowContainer::new("c");
         let mut text = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"615.71.09\"\n".to_owned();
         for uuid in UUIDS {
             let (memory, context) = (MEMORY / MIB, CONTEXT / MIB);
@@ -61,8 +61,8 @@ impl Bed {
     }
 
     /// What the ledger of a GPU says of each process that holds memory.
-    pub(crate) fn usage(&self, gpu: usize) -> Vec<Usage> {
-        let mut ledger = Ledger::open(&self.path("ledger"), UUIDS[gpu]).expect("the ledger");
+    pub(crate) fn usage(&self, gpu: usize) -> Vec<ProcessUsage> {
+        let mut ledger = GpuLedger::open(&self.path("ledger"), UUIDS[gpu]).expect("the ledger");
         let usage = ledger.usage().expect("what it says");
         usage.into_iter().filter(|of| of.bytes > 0).collect()
     }
@@ -80,7 +80,7 @@ impl Bed {
         command.env("WORKER_CUDA", cuda());
         command.env_remove("CUDA_VISIBLE_DEVICES");
         command.envs(variables.iter().copied());
-        let mut process = Process(Worker::start(&mut command));
+        let mut process = Process(RequestWorker::start(&mut command));
         assert_eq!(process.answer(), "ready");
         process
     }
@@ -139,7 +139,7 @@ pub(crate) struct Answer {
 }
 
 /// A process that uses CUDA. It is killed when the value is dropped.
-pub(crate) struct Process(Worker);
+pub(crate) struct Process(RequestWorker);
 
 impl Process {
     pub(crate) fn pid(&self) -> u32 {

@@ -9,12 +9,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use divvy_gpu_sim::Ledger;
+use divvy_gpu_sim::GpuLedger;
 use divvy_host::{Files, Root};
 use divvy_kube::objects::PodObject;
 use divvy_testbed::builders::PodBuilder;
 use divvy_testbed::cuda_program::CudaProgram;
-use divvy_testbed::scenario::{Cluster as _, DRIVER_STATE, Machine, RunsGpuPrograms, driver_variables};
+use divvy_testbed::scenario::{Cluster as _, DRIVER_STATE, RunsGpuPrograms, TestbedMachine, driver_variables};
 use kube::Api;
 use kube::api::ListParams;
 use tokio::process::Command;
@@ -151,15 +151,15 @@ impl RunsGpuPrograms for Real {
     }
 
     fn held(&self, gpu: &str) -> io::Result<BTreeMap<u32, u64>> {
-        let usage = Ledger::open(&self.driver_state().join("ledger"), gpu).and_then(|mut ledger| ledger.usage());
+        let usage = GpuLedger::open(&self.driver_state().join("ledger"), gpu).and_then(|mut ledger| ledger.usage());
         let usage = usage.map_err(io::Error::other)?;
         Ok(usage.into_iter().map(|of| (of.pid, of.bytes)).collect())
     }
 
     fn gpu_machine(&self) -> io::Result<(String, u64)> {
-        let node = self.node_of(Machine::Laptop);
+        let node = self.node_of(TestbedMachine::Laptop);
         let node = node.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "this cluster has no node with one GPU"))?;
-        Ok((node, Machine::Laptop.units()))
+        Ok((node, TestbedMachine::Laptop.units()))
     }
 
     fn rounding_mib(&self) -> u64 {

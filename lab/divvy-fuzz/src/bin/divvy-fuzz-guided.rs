@@ -7,15 +7,15 @@
 #![no_main]
 
 use divvy_fuzz::chance::Chance;
-use divvy_fuzz::targets::{self, Target};
+use divvy_fuzz::targets::{self, FuzzTarget};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 thread_local! {
     // libFuzzer reads all inputs on one thread.
-    static TARGET: Target = chosen();
+    static TARGET: FuzzTarget = chosen();
 }
 
-fn chosen() -> Target {
+fn chosen() -> FuzzTarget {
     let name = std::env::var("DIVVY_FUZZ_TARGET").unwrap_or_default();
     let target = targets::targets().into_iter().find(|target| target.name == name);
     target.unwrap_or_else(|| panic!("DIVVY_FUZZ_TARGET is {name:?}, but there is no such target"))

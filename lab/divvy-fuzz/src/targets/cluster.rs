@@ -7,22 +7,22 @@ use divvy_kube::convert;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::{Allocation, DeviceId, GpuRules, GrantRecord, Held, Inventory, MemoryUnit, MiB, names};
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     vec![
-        Target::new("a node's inventory", inventory, &[INVENTORY]),
-        Target::new("a pod's allocation", allocation, &[ALLOCATION]),
-        Target::new("a grant's record", record, &[RECORD]),
-        Target::new("a pod's annotations", annotations, &[ANNOTATIONS, SPREAD, GPUSHARE]).refusing(&[UNREADABLE, MISSPELT]),
-        Target::new(
+        FuzzTarget::new("a node's inventory", inventory, &[INVENTORY]),
+        FuzzTarget::new("a pod's allocation", allocation, &[ALLOCATION]),
+        FuzzTarget::new("a grant's record", record, &[RECORD]),
+        FuzzTarget::new("a pod's annotations", annotations, &[ANNOTATIONS, SPREAD, GPUSHARE]).refusing(&[UNREADABLE, MISSPELT]),
+        FuzzTarget::new(
             "a device's id or an amount",
             words,
             &["GPU-0::m17", "GPU-0::c", "16GiB", "1048576", "2Gi"],
         ),
-        Target::new("a pod", pod, &[POD, ENDED]).refusing(&[UNCOUNTED]),
-        Target::new("a node", node, &[NODE]).refusing(&[BARE]),
-        Target::new("kubectl's output", output, &[OUTPUT]),
+        FuzzTarget::new("a pod", pod, &[POD, ENDED]).refusing(&[UNCOUNTED]),
+        FuzzTarget::new("a node", node, &[NODE]).refusing(&[BARE]),
+        FuzzTarget::new("kubectl's output", output, &[OUTPUT]),
     ]
 }
 

@@ -9,43 +9,43 @@ use clap::Parser as _;
 use divvy::audit;
 use divvy::cli::{Cli, arguments, usage_status};
 use divvy::inspect::table;
-use divvy::scheduler_config::check::{Verdict, unclear, verdict};
+use divvy::scheduler_config::check::{SchedulerVerdict, unclear, verdict};
 use divvy::scheduler_config::installed::{authority, installed};
-use divvy::scheduler_config::second_scheduler::Version;
+use divvy::scheduler_config::second_scheduler::KubernetesVersion;
 use divvy::simulate::dump;
-use divvy::why::{self, Style};
-use divvy_audit::{Audit, Fact, Kind, Limits, Moment};
+use divvy::why::{self, AnswerStyle};
+use divvy_audit::{Audit, AuditLimits, Fact, Moment, WatchedKind};
 use divvy_doctor::facts::programs::Docker;
 use divvy_engines::containerd::release;
-use divvy_engines::{Plan, Record, Target as Files, undo};
+use divvy_engines::{EditPlan, EngineTarget as Files, OriginalTexts, undo};
 use divvy_explainer::from_objects;
 use divvy_extender::tls::make::carry_out;
-use divvy_extender::tls::plan::{Data, Lifetimes, plan};
+use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, plan};
 use divvy_hardware::probe;
 use divvy_host::plain;
 use divvy_kube::convert;
 use divvy_model::{MemoryUnit, Node, Pod};
-use divvy_oci::hook::arguments::Hook;
+use divvy_oci::hook::arguments::HookCall;
 use divvy_placement::Ledger;
 use divvy_view::view;
-use divvy_why::Snapshot;
+use divvy_why::ClusterSnapshot;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, Service};
 use serde_json::{Value, json};
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     vec![
-        Target::new("the record of divvy configure", record, &[&docker(), &containerd(), &crio()]),
-        Target::new(
+        FuzzTarget::new("the record of divvy configure", record, &[&docker(), &containerd(), &crio()]),
+        FuzzTarget::new(
             "what Docker answers",
             docker_answers,
             &[
                 "{\"Version\":\"24.0.7\",\"Components\":[{}]}\u{1e}{\"DefaultRuntime\":\"nvidia\",\"Runtimes\":{\"runc\":{\"path\":\"runc\"},\"nvidia\":null}}",
             ],
         ),
-        Target::new(
+        FuzzTarget::new(
             "versions",
             versions,
             &[
@@ -53,20 +53,20 @@ pub(crate) fn targets() -> Vec<Target> {
                 "containerd github.com/containerd/containerd/v2 v2.3.7 5fd4c4d",
             ],
         ),
-        Target {
+        FuzzTarget {
             accepted: vec![service(true), service(false)],
-            ..Target::new("the Service and the Secret of the extender", from_cluster, &[])
+            ..FuzzTarget::new("the Service and the Secret of the extender", from_cluster, &[])
         },
-        Target::new("the pod by which a scheduler is tried", tried, &[TRIED, CALLED, WAITS]).refusing(&["[]"]),
-        Target::new("what inspect, why, and audit print", printed, &[CLUSTER]),
-        Target::new("divvy-hook's command line", hook, &HOOKS),
-        Target::new(
+        FuzzTarget::new("the pod by which a scheduler is tried", tried, &[TRIED, CALLED, WAITS]).refusing(&["[]"]),
+        FuzzTarget::new("what inspect, why, and audit print", printed, &[CLUSTER]),
+        FuzzTarget::new("divvy-hook's command line", hook, &HOOKS),
+        FuzzTarget::new(
             "divvy-probe's command line",
             probe_words,
             &["--listen=unix:/a\0--watchdog\x002.5", "--once\0--driver-root\0/d"],
         ),
-        Target::new("nvidia-ctk's command line", nvidia_ctk, &NVIDIA_CTK),
-        Target::new("divvy's command line", divvy, &DIVVY),
+        FuzzTarget::new("nvidia-ctk's command line", nvidia_ctk, &NVIDIA_CTK),
+        FuzzTarget::new("divvy's command line", divvy, &DIVVY),
     ]
 }
 
@@ -145,7 +145,7 @@ fn record(bytes: &[u8]) -> bool {
         },
     ] {
         let path = target.record();
-        let record = match Record::parse(&path, said) {
+        let record = match OriginalTexts::parse(&path, said) {
             Ok(record) => record,
             Err(error) => {
                 refused(&error.to_string(), &path);
@@ -174,7 +174,7 @@ fn record(bytes: &[u8]) -> bool {
     good
 }
 
-fn sound(target: &Files, record: &Record, plan: &Plan) {
+fn sound(target: &Files, record: &OriginalTexts, plan: &EditPlan) {
     for edit in &plan.edits {
         let recorded = record.files.get(&edit.path).expect("only what the record names");
         if edit.before.as_deref() == Some(&recorded.written) {
@@ -242,9 +242,9 @@ fn docker_answers(bytes: &[u8]) -> bool {
 /// Rule: a version that was read is printed so that it reads back the same.
 fn versions(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    let of_cluster = text.parse::<Version>();
+    let of_cluster = text.parse::<KubernetesVersion>();
     match &of_cluster {
-        Ok(version) => assert_eq!(version.to_string().parse::<Version>().as_ref().ok(), Some(version)),
+        Ok(version) => assert_eq!(version.to_string().parse::<KubernetesVersion>().as_ref().ok(), Some(version)),
         Err(error) => calm(&error.to_string()),
     }
     let of_engine = release(text);
@@ -257,10 +257,10 @@ fn versions(bytes: &[u8]) -> bool {
 const NOW_S: i64 = 1_800_000_000;
 
 fn service(tls: bool) -> Vec<u8> {
-    let lifetimes = Lifetimes::default();
+    let lifetimes = CertificateLifetimes::default();
     let name = "divvy-extender.divvy-system.svc";
-    let due = plan(&Data::new(), name, NOW_S, lifetimes).expect("a plan");
-    let data = carry_out(&due, &Data::new(), name, NOW_S, lifetimes).expect("made");
+    let due = plan(&SecretData::new(), name, NOW_S, lifetimes).expect("a plan");
+    let data = carry_out(&due, &SecretData::new(), name, NOW_S, lifetimes).expect("made");
     let secret = Secret {
         data: Some(data.into_iter().map(|(key, value)| (key, ByteString(value))).collect()),
         ..Secret::default()
@@ -314,9 +314,9 @@ fn tried(bytes: &[u8]) -> bool {
         return false;
     };
     match verdict(&pod, NONCE) {
-        Verdict::Called { .. } => assert!(pod["status"].to_string().contains(NONCE)),
-        Verdict::Waiting { scheduler, said } => calm(&unclear(&scheduler, said.as_ref(), "5 s")),
-        Verdict::Bound { node, .. } => assert_eq!(pod["spec"]["nodeName"], node),
+        SchedulerVerdict::Called { .. } => assert!(pod["status"].to_string().contains(NONCE)),
+        SchedulerVerdict::Waiting { scheduler, said } => calm(&unclear(&scheduler, said.as_ref(), "5 s")),
+        SchedulerVerdict::Bound { node, .. } => assert_eq!(pod["spec"]["nodeName"], node),
     }
     pod.is_object()
 }
@@ -343,12 +343,12 @@ fn printed(bytes: &[u8]) -> bool {
     ledger.replace_nodes(&nodes);
     ledger.replace_pods(all.iter().cloned());
     let tenants = read.pods.iter().cloned().filter_map(from_objects::tenant).collect();
-    let snapshot = Snapshot::new(ledger, read.nodes.iter().map(from_objects::site).collect(), tenants);
+    let snapshot = ClusterSnapshot::new(ledger, read.nodes.iter().map(from_objects::site).collect(), tenants);
     for (object, _) in pods.iter().take(10) {
         let Ok(wants) = from_objects::wants(object) else { continue };
         for all_nodes in [false, true] {
             let answer = divvy_why::answer(&snapshot, &wants, all_nodes);
-            let style = Style {
+            let style = AnswerStyle {
                 width: Some(80),
                 all_nodes,
                 short: false,
@@ -363,10 +363,10 @@ fn printed(bytes: &[u8]) -> bool {
 
 /// Return what `divvy audit` prints about a cluster.
 fn audited(nodes: Vec<Node>, pods: Vec<Pod>) -> String {
-    let mut audit = Audit::new(Limits {
+    let mut audit = Audit::new(AuditLimits {
         remember_ms: 0,
         reports: false,
-        ..Limits::default()
+        ..AuditLimits::default()
     });
     let pod = |pod| Fact::Pod {
         pod,
@@ -374,7 +374,7 @@ fn audited(nodes: Vec<Node>, pods: Vec<Pod>) -> String {
     };
     let nodes: Vec<Fact> = nodes.into_iter().map(Fact::Node).collect();
     let pods: Vec<Fact> = pods.into_iter().map(pod).collect();
-    for (kind, facts) in [(Kind::Nodes, nodes), (Kind::Pods, pods)] {
+    for (kind, facts) in [(WatchedKind::Nodes, nodes), (WatchedKind::Pods, pods)] {
         let begins = Fact::ListBegins { kind, why: None };
         for fact in [begins].into_iter().chain(facts).chain([Fact::ListEnds { kind }]) {
             audit.take(Moment::default(), fact);
@@ -398,15 +398,15 @@ fn hook(bytes: &[u8]) -> bool {
             .iter()
             .any(|word| word.to_str().is_some_and(|word| word.ends_with(part)))
     };
-    match Hook::parse(&words) {
-        Ok(Hook::UpdateLdcache { directories, compat, .. }) => {
+    match HookCall::parse(&words) {
+        Ok(HookCall::UpdateLdcache { directories, compat, .. }) => {
             assert!(
                 directories.iter().all(|directory| said(directory)) && compat.starts_with('/'),
                 "{directories:?} {compat}"
             );
             calm(&compat);
         }
-        Ok(Hook::CreateSymlinks { links, .. }) => {
+        Ok(HookCall::CreateSymlinks { links, .. }) => {
             for link in &links {
                 assert!(
                     said(&format!("{}::{}", link.target, link.at)) && link.at.starts_with('/'),
@@ -414,8 +414,8 @@ fn hook(bytes: &[u8]) -> bool {
                 );
             }
         }
-        Ok(Hook::Legacy { words: program, .. }) => assert!(!program.is_empty() && words.ends_with(&program)),
-        Ok(Hook::Unknown(name)) => one_line(&name),
+        Ok(HookCall::Legacy { words: program, .. }) => assert!(!program.is_empty() && words.ends_with(&program)),
+        Ok(HookCall::Unknown(name)) => one_line(&name),
         Ok(_) => {}
         Err(error) => {
             one_line(&error.to_string());
@@ -431,7 +431,7 @@ fn one_line(said: &str) {
 }
 
 fn probe_words(bytes: &[u8]) -> bool {
-    match probe::Command::parse(words(bytes)) {
+    match probe::ProbeCommand::parse(words(bytes)) {
         Ok(_) => true,
         Err(error) => {
             assert!(!error.to_string().is_empty());
@@ -449,7 +449,7 @@ fn nvidia_ctk(bytes: &[u8]) -> bool {
         Ok(ours) => {
             let parsed = Cli::try_parse_from(&ours);
             if let Ok(Cli {
-                command: divvy::cli::Command::Configure(args),
+                command: divvy::cli::DivvyCommand::Configure(args),
                 ..
             }) = &parsed
             {
@@ -473,7 +473,7 @@ fn divvy(bytes: &[u8]) -> bool {
     given.extend(words(bytes));
     match arguments(given).and_then(Cli::try_parse_from) {
         Ok(cli) => {
-            if let divvy::cli::Command::Configure(args) = cli.command {
+            if let divvy::cli::DivvyCommand::Configure(args) = cli.command {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
                 assert!(!args.runtime_name.is_empty() && args.runtime_name.chars().all(plain));
                 assert!(args.runtime_path.is_none_or(|path| !path.contains(['"', '\'', '\\', '\n'])));

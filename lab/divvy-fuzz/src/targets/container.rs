@@ -8,24 +8,24 @@ use std::os::unix::ffi::OsStringExt as _;
 use divvy_cdi::annotations;
 use divvy_cdi::generate::ldcache;
 use divvy_oci::hook::{compat, libraries, params, profile, soname, state};
-use divvy_oci::runtime::call::Call;
+use divvy_oci::runtime::call::RuntimeCall;
 use divvy_oci::runtime::edit;
-use divvy_oci::runtime::require::{self, Error, Facts};
-use divvy_oci::runtime::settings::Settings;
+use divvy_oci::runtime::require::{self, RequirementError, RequirementFacts};
+use divvy_oci::runtime::settings::OciRuntimeSettings;
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     vec![
-        Target {
+        FuzzTarget {
             accepted: vec![libcuda("[535,550]"), libcuda("[]")],
-            ..Target::new("an image's libcuda", library, &[])
+            ..FuzzTarget::new("an image's libcuda", library, &[])
         },
-        Target {
+        FuzzTarget {
             accepted: vec![named("libcuda.so.1")],
-            ..Target::new("a library's own name", soname, &[])
+            ..FuzzTarget::new("a library's own name", soname, &[])
         },
-        Target::new(
+        FuzzTarget::new(
             "a container's state and configuration",
             hook,
             &[
@@ -33,13 +33,13 @@ pub(crate) fn targets() -> Vec<Target> {
                 r#"{"bundlePath":"/b"} {"root":{"path":"/r"},"mounts":null,"linux":{"devices":null}}"#,
             ],
         ),
-        Target::new(
+        FuzzTarget::new(
             "the driver's parameters",
             parameters,
             &["ResmanDebugLevel: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n"],
         ),
-        Target::new("a list of musl's loader", musl, &["/lib:/usr/local/lib\n/usr/lib\n", "/x"]),
-        Target::new(
+        FuzzTarget::new("a list of musl's loader", musl, &["/lib:/usr/local/lib\n/usr/lib\n", "/x"]),
+        FuzzTarget::new(
             "what an image requires",
             requirements,
             &[
@@ -47,12 +47,12 @@ pub(crate) fn targets() -> Vec<Target> {
                 "535.1 12.2 7.5 -\ncuda!=13.0\nbrand!=geforce driver=535.1",
             ],
         ),
-        Target::new(
+        FuzzTarget::new(
             "the runtime's command line",
             call,
             &["--root\0/r\0create\0--bundle\0/b\0--pid-file=/p\0c1", "-log=x\0--version"],
         ),
-        Target::new(
+        FuzzTarget::new(
             "an edit of config.toml",
             edited,
             &[
@@ -61,7 +61,7 @@ pub(crate) fn targets() -> Vec<Target> {
                 "nvidia-container-runtime.runtimes=a,b\ndisable-require = true # why\n[nvidia-container-runtime]\nmode = 'auto'\n",
             ],
         ),
-        Target::new(
+        FuzzTarget::new(
             "annotations that ask for CDI devices",
             asked,
             &[r#"{"cdi.k8s.io/a_1":"nvidia.com/gpu=0,amd.com/gpu=x","other/key":"y"}"#],
@@ -183,11 +183,11 @@ fn hook(bytes: &[u8]) -> bool {
     let Some((state, config)) = text(bytes).and_then(|text| text.split_once("} {")) else {
         return false;
     };
-    let Ok(state) = state::State::parse(format!("{state}}}").as_bytes()) else {
+    let Ok(state) = state::OciState::parse(format!("{state}}}").as_bytes()) else {
         return false;
     };
     assert!(state.bundle().is_none_or(|bundle| !bundle.is_empty()));
-    let Ok(config) = state::Config::parse(format!("{{{config}").as_bytes()) else {
+    let Ok(config) = state::HookConfig::parse(format!("{{{config}").as_bytes()) else {
         return false;
     };
     for path in &config.mounts {
@@ -237,7 +237,7 @@ fn requirements(bytes: &[u8]) -> bool {
             .filter(|word| !word.is_empty() && *word != "-")
             .map(str::to_owned)
     };
-    let facts = Facts {
+    let facts = RequirementFacts {
         driver: word(),
         cuda: word(),
         arch: word(),
@@ -252,20 +252,26 @@ fn requirements(bytes: &[u8]) -> bool {
             "{said:?}"
         );
     }
-    let of_nobody = require::check(&expressions, &Facts::default());
-    assert!(!matches!(of_nobody, Err(Error::Unsatisfied { .. })), "{of_nobody:?}");
+    let of_nobody = require::check(&expressions, &RequirementFacts::default());
+    assert!(
+        !matches!(of_nobody, Err(RequirementError::Unsatisfied { .. })),
+        "{of_nobody:?}"
+    );
     assert_eq!(
-        matches!(of_nobody, Err(Error::Expression(_))),
-        matches!(found, Err(Error::Expression(_))),
+        matches!(of_nobody, Err(RequirementError::Expression(_))),
+        matches!(found, Err(RequirementError::Expression(_))),
         "{found:?}"
     );
     let others: Vec<String> = expressions.iter().map(|all| format!("{all} driver>=0")).collect();
-    assert!(!matches!(require::check(&others, &facts), Err(Error::Unsatisfied { .. })));
+    assert!(!matches!(
+        require::check(&others, &facts),
+        Err(RequirementError::Unsatisfied { .. })
+    ));
     for expression in &expressions {
         let alone = require::check(std::slice::from_ref(expression), &facts);
         assert!(alone.is_ok() || found.is_err(), "{expression}");
     }
-    !matches!(found, Err(Error::Expression(_)))
+    !matches!(found, Err(RequirementError::Expression(_)))
 }
 
 /// Rule: only a command that creates a container has a bundle, and the bundle is one of the arguments.
@@ -274,7 +280,7 @@ fn call(bytes: &[u8]) -> bool {
         .split(|byte| *byte == 0)
         .map(|word| OsString::from_vec(word.to_vec()))
         .collect();
-    let Ok(call) = Call::parse(&words) else { return false };
+    let Ok(call) = RuntimeCall::parse(&words) else { return false };
     assert!(call.creates || call.bundle.is_none(), "{call:?}");
     for said in [&call.bundle, &call.log].into_iter().flatten() {
         let said = said.as_encoded_bytes();
@@ -293,8 +299,8 @@ fn edited(bytes: &[u8]) -> bool {
     let Ok(after) = edit::set(before, &options) else {
         return false;
     };
-    if Settings::parse(before).is_ok() {
-        Settings::parse(&after).expect("it is as good as before");
+    if OciRuntimeSettings::parse(before).is_ok() {
+        OciRuntimeSettings::parse(&after).expect("it is as good as before");
     }
     assert_eq!(edit::set(&after, &options).expect("it can be set again"), after);
     let comments = |text: &str| text.lines().filter(|line| line.trim_start().starts_with("# ")).count();

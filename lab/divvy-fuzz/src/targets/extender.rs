@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode};
 use bytes::Bytes;
-use divvy_extender::{Served, Settings, serve};
+use divvy_extender::{ExtenderSettings, Served, serve};
 use divvy_model::{Allocation, Health, Inventory, MemoryUnit, names};
 use http_body_util::BodyExt as _;
 use serde::Deserialize;
@@ -21,37 +21,37 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt as _;
 
-use super::{Limits, Target};
+use super::{CostLimits, FuzzTarget};
 
 /// In a debug build, a call over 40 nodes with 8 GPUs takes 20 to 60 ms and holds 1.1 MiB. A bind with a separate extender takes as long.
-const CALL: Limits = Limits {
+const CALL: CostLimits = CostLimits {
     time: Duration::from_millis(250),
     time_per_byte: Duration::from_micros(6),
     bytes: 8 << 20,
     bytes_per_byte: 60,
 };
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     let asked = |name, verb, accepted: &[Value], refused: &[Value]| {
-        let asked = Asked::new(verb);
-        seeded(Target::new(name, move |bytes| asked.read(bytes), &[]), accepted, refused)
+        let asked = VerbTarget::new(verb);
+        seeded(FuzzTarget::new(name, move |bytes| asked.read(bytes), &[]), accepted, refused)
     };
     vec![
         asked("kube-scheduler's filter", Verb::Filter, &fitting(), &unfitting()),
         asked("kube-scheduler's prioritize", Verb::Prioritize, &fitting(), &unfitting()[..1]),
         asked("kube-scheduler's preempt", Verb::Preempt, &preempting(), &not_preempting()),
-        seeded(Target::new("kube-scheduler's bind", bind, &[]), &bound(), &not_bound()),
+        seeded(FuzzTarget::new("kube-scheduler's bind", bind, &[]), &bound(), &not_bound()),
         seeded(
-            Target::new("the cluster that the extender lists", listed, &[]),
+            FuzzTarget::new("the cluster that the extender lists", listed, &[]),
             &clusters(),
             &[],
         ),
     ]
 }
 
-fn seeded(target: Target, accepted: &[Value], refused: &[Value]) -> Target {
+fn seeded(target: FuzzTarget, accepted: &[Value], refused: &[Value]) -> FuzzTarget {
     let bytes = |seeds: &[Value]| seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();
-    Target {
+    FuzzTarget {
         accepted: bytes(accepted),
         refused: bytes(refused),
         limits: CALL,
@@ -288,15 +288,15 @@ enum Verb {
 }
 
 /// A verb of an extender that knows [`nodes`] and [`pods`]. The verb does not change the extender's state, so one extender reads all inputs.
-struct Asked {
+struct VerbTarget {
     verb: Verb,
     // Each extender belongs to the thread that calls it.
-    extender: OnceCell<Extender>,
+    extender: OnceCell<ServedExtender>,
 }
 
-impl Asked {
-    fn new(verb: Verb) -> Asked {
-        Asked {
+impl VerbTarget {
+    fn new(verb: Verb) -> VerbTarget {
+        VerbTarget {
             verb,
             extender: OnceCell::new(),
         }
@@ -307,10 +307,10 @@ impl Asked {
             return false;
         }
         let extender = self.extender.get_or_init(|| {
-            let extender = Extender::start(Cluster {
+            let extender = ServedExtender::start(FuzzCluster {
                 nodes: nodes(),
                 pods: pods(),
-                ..Cluster::default()
+                ..FuzzCluster::default()
             });
             extender.expect("it lists its cluster")
         });
@@ -344,7 +344,7 @@ fn names_many(ask: &Value) -> bool {
 
 /// Rule: the text for each node does not repeat the pod's text, so the size of a response grows with the request and with the
 /// number of nodes, but not with their product.
-fn in_proportion(answer: &Answer, asked: usize, nodes: usize) {
+fn in_proportion(answer: &ExtenderAnswer, asked: usize, nodes: usize) {
     let most = (4 << 10) + 6 * asked + 700 * nodes;
     assert!(
         answer.length <= most,
@@ -354,7 +354,7 @@ fn in_proportion(answer: &Answer, asked: usize, nodes: usize) {
 }
 
 /// Rule: each node either passes or fails. Accepted: some node passes.
-fn filtered(answer: &Answer, asked: usize) -> bool {
+fn filtered(answer: &ExtenderAnswer, asked: usize) -> bool {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
     if answer.body.is_null() {
         in_proportion(answer, asked, 0);
@@ -375,7 +375,7 @@ fn filtered(answer: &Answer, asked: usize) -> bool {
 }
 
 /// Rule: every node has a score that kube-scheduler accepts. Accepted: the scores differ, or there is one node.
-fn scored(answer: &Answer, asked: usize) -> bool {
+fn scored(answer: &ExtenderAnswer, asked: usize) -> bool {
     let Some(pairs) = answer.body.as_array() else {
         assert!(answer.is_refusal(), "{}", answer.body);
         return false;
@@ -389,7 +389,7 @@ fn scored(answer: &Answer, asked: usize) -> bool {
 }
 
 /// Rule: every pod that may be evicted was proposed or is known on the node. Accepted: some pod may be evicted.
-fn evicted(answer: &Answer, asked: usize) -> bool {
+fn evicted(answer: &ExtenderAnswer, asked: usize) -> bool {
     let Some(nodes) = answer.body["NodeNameToMetaVictims"].as_object() else {
         assert!(answer.is_refusal(), "{}", answer.body);
         return false;
@@ -414,14 +414,14 @@ struct Bind {
     seen: bool,
     /// The responses to the POSTs of the Binding; 201 when they are used up.
     #[serde(default)]
-    posts: Vec<Reply>,
+    posts: Vec<ExtenderReply>,
     /// The responses to the GETs of the pod; the current pod when they are used up.
     #[serde(default)]
-    gets: Vec<Reply>,
+    gets: Vec<ExtenderReply>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct Reply {
+struct ExtenderReply {
     /// The status. 0: the connection breaks. 1: there is no response.
     status: u16,
     #[serde(default)]
@@ -513,7 +513,7 @@ fn bind(bytes: &[u8]) -> bool {
     let ask = scene.ask.to_string();
     let mut pods = pods();
     pods.extend(scene.seen.then(|| scene.pod.clone()));
-    let cluster = Cluster {
+    let cluster = FuzzCluster {
         nodes: bind_nodes(),
         pods,
         pod: scene.pod,
@@ -521,7 +521,7 @@ fn bind(bytes: &[u8]) -> bool {
         gets: scene.gets,
     };
     // A pod of the input can make the list unreadable.
-    let Some(extender) = Extender::start(cluster) else {
+    let Some(extender) = ServedExtender::start(cluster) else {
         return false;
     };
     let answer = extender.ask("/gpushare-scheduler/bind", ask.as_bytes());
@@ -546,7 +546,7 @@ fn bind(bytes: &[u8]) -> bool {
 }
 
 /// Rules: the allocation names healthy GPUs of the node, each once, and no more memory than they have.
-fn sound(cluster: &Cluster, node: &str, annotations: &Value) {
+fn sound(cluster: &FuzzCluster, node: &str, annotations: &Value) {
     let Some(text) = annotations[names::ALLOCATION].as_str() else {
         return;
     };
@@ -576,7 +576,7 @@ fn sound(cluster: &Cluster, node: &str, annotations: &Value) {
 
 /// The objects that the API server lists, and the requests that follow.
 #[derive(Debug, Deserialize)]
-struct Listed {
+struct ListedObjects {
     nodes: Vec<Value>,
     pods: Vec<Value>,
     ask: Value,
@@ -594,19 +594,19 @@ fn clusters() -> Vec<Value> {
 /// Rules: whatever nodes and pods are listed, the extender answers every verb, and its answers grow only in proportion to the
 /// list. Accepted: some node has room.
 fn listed(bytes: &[u8]) -> bool {
-    let Ok(scene) = serde_json::from_slice::<Listed>(bytes) else {
+    let Ok(scene) = serde_json::from_slice::<ListedObjects>(bytes) else {
         return false;
     };
     if names_many(&scene.ask) || scene.nodes.len() + scene.pods.len() > MOST_NODES {
         return false;
     }
     let ask = scene.ask.to_string();
-    let cluster = Cluster {
+    let cluster = FuzzCluster {
         nodes: scene.nodes,
         pods: scene.pods,
-        ..Cluster::default()
+        ..FuzzCluster::default()
     };
-    let Some(extender) = Extender::start(cluster) else {
+    let Some(extender) = ServedExtender::start(cluster) else {
         return false;
     };
     let accepted = filtered(&extender.ask("/gpushare-scheduler/filter", ask.as_bytes()), bytes.len());
@@ -620,41 +620,41 @@ fn listed(bytes: &[u8]) -> bool {
 // The extender and its API server.
 
 #[derive(Debug, Default)]
-struct Cluster {
+struct FuzzCluster {
     nodes: Vec<Value>,
     pods: Vec<Value>,
     /// The result of a GET of a pod.
     pod: Value,
-    posts: Vec<Reply>,
-    gets: Vec<Reply>,
+    posts: Vec<ExtenderReply>,
+    gets: Vec<ExtenderReply>,
 }
 
 /// An API server of plain values. It checks nothing, so the extender also sees objects that a real one would not store.
 #[derive(Debug, Default)]
-struct Api {
-    cluster: Cluster,
+struct FuzzApi {
+    cluster: FuzzCluster,
     /// The Bindings that were posted.
     posted: Vec<Value>,
     /// The Binding that was carried out.
     bound: Option<Value>,
 }
 
-struct Extender {
+struct ServedExtender {
     runtime: Runtime,
     served: Served,
-    api: Arc<Mutex<Api>>,
+    api: Arc<Mutex<FuzzApi>>,
     _stop: DropGuard,
 }
 
 /// The extender's response.
 #[derive(Debug)]
-struct Answer {
+struct ExtenderAnswer {
     status: StatusCode,
     length: usize,
     body: Value,
 }
 
-impl Answer {
+impl ExtenderAnswer {
     fn is_refusal(&self) -> bool {
         let status = matches!(self.status, StatusCode::BAD_REQUEST | StatusCode::SERVICE_UNAVAILABLE);
         status && self.body["error"].as_str().is_some_and(|error| !error.is_empty())
@@ -665,24 +665,24 @@ impl Answer {
 /// retries a failed list after 0.8 s.
 const ROUNDS: usize = 5;
 
-impl Extender {
+impl ServedExtender {
     /// Start an extender. Return `None` if it cannot read what its API server lists.
-    fn start(cluster: Cluster) -> Option<Extender> {
+    fn start(cluster: FuzzCluster) -> Option<ServedExtender> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         // Virtual time passes when nothing else can happen, so a second for which the extender waits costs nothing.
         let runtime = runtime.enable_all().start_paused(true).build().expect("a runtime");
-        let api = Arc::new(Mutex::new(Api {
+        let api = Arc::new(Mutex::new(FuzzApi {
             cluster,
-            ..Api::default()
+            ..FuzzApi::default()
         }));
         let entered = runtime.enter();
         let answering = api.clone();
         let service = tower::service_fn(move |request| answer(answering.clone(), request));
         let stop = CancellationToken::new();
-        let settings = Settings::new(MemoryUnit::GIB);
+        let settings = ExtenderSettings::new(MemoryUnit::GIB);
         let served = serve(kube::Client::new(service, "default"), settings, stop.clone());
         drop(entered);
-        let extender = Extender {
+        let extender = ServedExtender {
             runtime,
             served,
             api,
@@ -699,16 +699,16 @@ impl Extender {
         None
     }
 
-    fn api(&self) -> MutexGuard<'_, Api> {
+    fn api(&self) -> MutexGuard<'_, FuzzApi> {
         self.api.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, path: &str, body: &[u8]) -> Answer {
-        Answer::new(self.call(Method::POST, path, body))
+    fn ask(&self, path: &str, body: &[u8]) -> ExtenderAnswer {
+        ExtenderAnswer::new(self.call(Method::POST, path, body))
     }
 
-    fn get(&self, path: &str) -> Answer {
-        Answer::new(self.call(Method::GET, path, b""))
+    fn get(&self, path: &str) -> ExtenderAnswer {
+        ExtenderAnswer::new(self.call(Method::GET, path, b""))
     }
 
     fn call(&self, method: Method, path: &str, body: &[u8]) -> (StatusCode, Bytes) {
@@ -726,9 +726,9 @@ impl Extender {
     }
 }
 
-impl Answer {
+impl ExtenderAnswer {
     /// Check that the response is JSON, and read it.
-    fn new((status, bytes): (StatusCode, Bytes)) -> Answer {
+    fn new((status, bytes): (StatusCode, Bytes)) -> ExtenderAnswer {
         let read = serde_json::from_slice::<Value>(&bytes);
         let body = read.unwrap_or_else(|error| {
             // Nodes are returned as they came. Their texts may contain half a surrogate pair, which is valid JSON and which Go's decoder replaces.
@@ -740,7 +740,7 @@ impl Answer {
             );
             Value::Null
         });
-        Answer {
+        ExtenderAnswer {
             status,
             length: bytes.len(),
             body,
@@ -749,7 +749,7 @@ impl Answer {
 }
 
 /// Return the API server's response.
-async fn answer<B>(api: Arc<Mutex<Api>>, request: Request<B>) -> io::Result<Response<Body>>
+async fn answer<B>(api: Arc<Mutex<FuzzApi>>, request: Request<B>) -> io::Result<Response<Body>>
 where
     B: axum::body::HttpBody<Data = Bytes>,
     B::Error: std::fmt::Debug,
@@ -775,7 +775,7 @@ where
             (Method::GET, _) => api.pod(),
             (Method::POST, path) if path.ends_with("/binding") => api.binding(&body),
             // A posted event.
-            _ => Reply {
+            _ => ExtenderReply {
                 status: 201,
                 body: String::from_utf8_lossy(&body).into_owned(),
                 done: true,
@@ -795,18 +795,18 @@ where
     }
 }
 
-fn list(kind: &str, items: &[Value]) -> Reply {
+fn list(kind: &str, items: &[Value]) -> ExtenderReply {
     let list = json!({"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});
-    Reply {
+    ExtenderReply {
         status: 200,
         body: list.to_string(),
         done: true,
     }
 }
 
-impl Api {
+impl FuzzApi {
     /// Return the current pod, which is bound and has the Binding's annotations once the Binding was carried out.
-    fn pod(&mut self) -> Reply {
+    fn pod(&mut self) -> ExtenderReply {
         if !self.cluster.gets.is_empty() {
             return self.cluster.gets.remove(0);
         }
@@ -824,17 +824,17 @@ impl Api {
                 }
             }
         }
-        Reply {
+        ExtenderReply {
             status: 200,
             body: pod.to_string(),
             done: true,
         }
     }
 
-    fn binding(&mut self, body: &[u8]) -> Reply {
+    fn binding(&mut self, body: &[u8]) -> ExtenderReply {
         let binding: Value = serde_json::from_slice(body).expect("a Binding is JSON");
         let reply = if self.cluster.posts.is_empty() {
-            Reply {
+            ExtenderReply {
                 status: 201,
                 body: json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}).to_string(),
                 done: true,

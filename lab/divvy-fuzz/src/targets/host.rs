@@ -4,26 +4,26 @@
 use std::collections::BTreeMap;
 use std::sync::{LazyLock, OnceLock};
 
-use divvy_cdi::generate::{self, Extras, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::generate::{self, Extras, GenerateOptions, Generated, Naming, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::stale::Stale;
-use divvy_cdi::{Severity, Spec};
-use divvy_doctor::explain::{Knowledge, Log};
-use divvy_doctor::facts::cluster::{Cluster, Page};
-use divvy_doctor::facts::programs::{Outcome, filter_calls, last_line};
-use divvy_doctor::{Asked, Facts, Report, Status, checks};
-use divvy_engines::{Engine, Wanted};
+use divvy_cdi::{ProblemSeverity, Spec};
+use divvy_doctor::explain::{ExplainedLog, Knowledge};
+use divvy_doctor::facts::cluster::{ClusterFacts, ListPage};
+use divvy_doctor::facts::programs::{RuntimeOutcome, filter_calls, last_line};
+use divvy_doctor::{Asked, CheckStatus, DoctorReport, Facts, checks};
+use divvy_engines::{Engine, WantedFiles};
 use divvy_hardware::GpuProcesses;
-use divvy_host::{Entry, Kind, Root, Tree};
+use divvy_host::{FileKind, PathMetadata, Root, Tree};
 use divvy_model::{MiB, cgroup};
 use divvy_oci::runtime::live;
 use serde_json::Value;
 
-use divvy_testkit::amd::{self as recorded, Machine as Recorded};
-use divvy_testkit::machine::{Machine, kinds};
+use divvy_testkit::amd::{self as recorded, RecordedMachine as Recorded};
+use divvy_testkit::machine::{MachineFiles, kinds};
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     let machines = [
         kinds::debian(),
         kinds::operator(),
@@ -35,26 +35,26 @@ pub(crate) fn targets() -> Vec<Target> {
         busy(),
     ];
     vec![
-        Target {
+        FuzzTarget {
             accepted: machines.iter().map(written).collect(),
             refused: vec![written(&kinds::none())],
-            ..Target::new("a machine's files", machine, &[])
+            ..FuzzTarget::new("a machine's files", machine, &[])
         },
-        Target {
+        FuzzTarget {
             accepted: [Recorded::Vega10, Recorded::Mi210]
                 .map(|machine| written(&recorded::tree(machine)))
                 .into(),
             refused: vec![written(&kinds::none())],
-            ..Target::new("the files of AMD's driver", amd_files, &[])
+            ..FuzzTarget::new("the files of AMD's driver", amd_files, &[])
         },
-        Target {
+        FuzzTarget {
             accepted: vec![written(&arc())],
             refused: vec![written(&kinds::none())],
-            ..Target::new("the files of Intel's driver", intel_files, &[])
+            ..FuzzTarget::new("the files of Intel's driver", intel_files, &[])
         },
-        Target::new("what programs say to doctor", answers, &[ANSWERS]),
-        Target::new("what the API server says to doctor", objects, &[OBJECTS]),
-        Target::new(
+        FuzzTarget::new("what programs say to doctor", answers, &[ANSWERS]),
+        FuzzTarget::new("what the API server says to doctor", objects, &[OBJECTS]),
+        FuzzTarget::new(
             "metrics, and a program's last words",
             last_words,
             &[
@@ -62,13 +62,13 @@ pub(crate) fn targets() -> Vec<Target> {
                 "containerd: level=warning\n\ncontainerd: failed to load TOML: /etc/containerd/config.toml\n \n",
             ],
         ),
-        Target::new("a log", log, &[LOG]),
-        Target::new(
+        FuzzTarget::new("a log", log, &[LOG]),
+        FuzzTarget::new(
             "mig-minors",
             minors,
             &["config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n"],
         ),
-        Target::new(
+        FuzzTarget::new(
             "a process's cgroups",
             cgroups,
             &[
@@ -76,12 +76,12 @@ pub(crate) fn targets() -> Vec<Target> {
                 "12:pids:/kubepods/burstable/podaaaa-1/01ab\n0::/\n",
             ],
         ),
-        Target::new(
+        FuzzTarget::new(
             "who lives in a cgroup",
             cgroup_files,
             &["populated 1\nfrozen 0\n\u{1e}2\n", "frozen 0\npopulated 0\n\u{1e}0\n"],
         ),
-        Target::new("the GPUs of a container's moment", snapshot, &[SNAPSHOT]),
+        FuzzTarget::new("the GPUs of a container's moment", snapshot, &[SNAPSHOT]),
     ]
 }
 
@@ -91,9 +91,9 @@ const LOG: &str = "a\nFailed to initialize NVML: Driver/library version mismatch
 const SNAPSHOT: &str = r#"{"v":2,"drivers":{"nvidia":{"version":"550.54.15","cuda":"12.4"}},"gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0"},{"uuid":"GPU-1","index":1,"minor":1,"lost":true}],"unreadable":[{"index":2,"error":"x"}]}"#;
 
 /// Return a machine with an Intel GPU of the driver xe, and a process that uses it.
-fn arc() -> Machine {
+fn arc() -> MachineFiles {
     let function = "/sys/devices/pci0000:00/0000:4d:00.0";
-    let mut machine = Machine::default();
+    let mut machine = MachineFiles::default();
     machine
         .link(
             "/sys/module/xe/drivers/pci:xe/0000:4d:00.0",
@@ -117,7 +117,7 @@ fn arc() -> Machine {
 }
 
 /// Return a machine on which every check has something to read.
-fn busy() -> Machine {
+fn busy() -> MachineFiles {
     let mut machine = kinds::debian();
     machine
         .file("/proc/1/comm", "kubelet\n")
@@ -155,20 +155,20 @@ const ENTRY: u8 = 0x1e;
 const CONTENT: u8 = 0x1f;
 
 /// Return a machine as bytes.
-fn written(machine: &Machine) -> Vec<u8> {
+fn written(machine: &MachineFiles) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut directories = vec![String::new()];
     while let Some(directory) = directories.pop() {
         for name in machine.names(if directory.is_empty() { "/" } else { &directory }) {
             let path = format!("{directory}/{name}");
             let (word, content) = match machine.stat(&path).expect("it is there").kind {
-                Kind::Directory => {
+                FileKind::Directory => {
                     directories.push(path);
                     continue;
                 }
-                Kind::File => ('f', machine.read(&path, usize::MAX).expect("read")),
-                Kind::Link(target) => ('l', target.into_bytes()),
-                Kind::Special => ('s', Vec::new()),
+                FileKind::File => ('f', machine.read(&path, usize::MAX).expect("read")),
+                FileKind::Link(target) => ('l', target.into_bytes()),
+                FileKind::Special => ('s', Vec::new()),
             };
             if !bytes.is_empty() {
                 bytes.push(ENTRY);
@@ -185,7 +185,7 @@ fn written(machine: &Machine) -> Vec<u8> {
 /// through no link.
 #[derive(Debug, Default)]
 struct Told {
-    entries: BTreeMap<String, (Kind, Vec<u8>)>,
+    entries: BTreeMap<String, (FileKind, Vec<u8>)>,
 }
 
 impl Told {
@@ -195,9 +195,9 @@ impl Told {
             let at = entry.iter().position(|byte| *byte == CONTENT)?;
             let path = text(&entry[..at])?;
             let (kind, content) = match (path.get(..1)?, &entry[at + 1..]) {
-                ("f", content) => (Kind::File, content.to_vec()),
-                ("l", content) => (Kind::Link(text(content)?.to_owned()), Vec::new()),
-                ("s", _) => (Kind::Special, Vec::new()),
+                ("f", content) => (FileKind::File, content.to_vec()),
+                ("l", content) => (FileKind::Link(text(content)?.to_owned()), Vec::new()),
+                ("s", _) => (FileKind::Special, Vec::new()),
                 _ => return None,
             };
             told.put(&path[1..], kind, content)?;
@@ -205,7 +205,7 @@ impl Told {
         Some(told)
     }
 
-    fn put(&mut self, path: &str, kind: Kind, content: Vec<u8>) -> Option<()> {
+    fn put(&mut self, path: &str, kind: FileKind, content: Vec<u8>) -> Option<()> {
         let path = path.strip_prefix('/')?;
         let mut directory = String::new();
         let parts: Vec<&str> = path.split('/').collect();
@@ -221,16 +221,19 @@ impl Told {
         }
         for part in &parts[..parts.len() - 1] {
             directory = format!("{directory}/{part}");
-            let there = self.entries.entry(directory.clone()).or_insert((Kind::Directory, Vec::new()));
-            if there.0 != Kind::Directory {
+            let there = self
+                .entries
+                .entry(directory.clone())
+                .or_insert((FileKind::Directory, Vec::new()));
+            if there.0 != FileKind::Directory {
                 return None;
             }
         }
         let last = self.entries.insert(format!("/{path}"), (kind, content));
-        last.is_none_or(|(kind, _)| kind != Kind::Directory).then_some(())
+        last.is_none_or(|(kind, _)| kind != FileKind::Directory).then_some(())
     }
 
-    fn at(&self, path: &str) -> Option<&(Kind, Vec<u8>)> {
+    fn at(&self, path: &str) -> Option<&(FileKind, Vec<u8>)> {
         let relative = path.trim_start_matches('/');
         assert!(
             path.is_empty() || path == "/" || path == format!("/{relative}"),
@@ -241,7 +244,7 @@ impl Told {
             assert!(!part.is_empty() && part != "." && part != "..", "{path:?} leads elsewhere");
             let directory = self.entries.get(&above);
             assert!(
-                !matches!(directory, Some((Kind::Link(_), _))),
+                !matches!(directory, Some((FileKind::Link(_), _))),
                 "{path:?} passes through the link {above:?}"
             );
             above = format!("{above}/{part}");
@@ -261,13 +264,13 @@ impl Tree for Told {
         below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
     }
 
-    fn stat(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<PathMetadata> {
         let kind = match self.at(path) {
             Some((kind, _)) => kind.clone(),
-            None if path.trim_start_matches('/').is_empty() => Kind::Directory,
+            None if path.trim_start_matches('/').is_empty() => FileKind::Directory,
             None => return None,
         };
-        Some(Entry {
+        Some(PathMetadata {
             kind,
             mode: 0o644,
             gid: 0,
@@ -276,7 +279,7 @@ impl Tree for Told {
 
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
         match self.at(path)? {
-            (Kind::File, content) => Some(content[..content.len().min(limit)].to_vec()),
+            (FileKind::File, content) => Some(content[..content.len().min(limit)].to_vec()),
             _ => None,
         }
     }
@@ -289,9 +292,9 @@ impl Tree for Told {
 
 /// Rules: every finding is complete, and nothing from the machine moves the reader's cursor.
 fn judged(facts: &Facts<'_>) {
-    let report = Report::of(facts, checks::ALL);
+    let report = DoctorReport::of(facts, checks::ALL);
     for line in &report.checks {
-        let finding = !matches!(line.status, Status::Pass | Status::Skip);
+        let finding = !matches!(line.status, CheckStatus::Pass | CheckStatus::Skip);
         let said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         assert!(
             !finding || (said(&line.why) && said(&line.fix) && !line.found.is_empty()),
@@ -350,7 +353,7 @@ fn machine(bytes: &[u8]) -> bool {
         (vec![Naming::Index, Naming::Uuid, Naming::TypeIndex], "/"),
         (vec![Naming::Index], "/run/nvidia/driver"),
     ] {
-        let options = Options {
+        let options = GenerateOptions {
             naming,
             driver_root: driver_root.to_owned(),
             extras: Extras {
@@ -360,7 +363,7 @@ fn machine(bytes: &[u8]) -> bool {
                 nvswitch: true,
                 imex: generate::Channels::All,
             },
-            ..Options::new("nvidia.com")
+            ..GenerateOptions::new("nvidia.com")
         };
         let made = [
             nvidia::generate(&told, &proc::gpus(&told), None, &options),
@@ -381,7 +384,10 @@ fn machine(bytes: &[u8]) -> bool {
     let root = Root::open(&told, "/").expect("a root");
     for engine in Engine::ALL {
         let _ = engine.evidence(&root);
-        if let Err(error) = engine.target(&root, &Wanted::default()).and_then(|target| target.read(&root)) {
+        if let Err(error) = engine
+            .target(&root, &WantedFiles::default())
+            .and_then(|target| target.read(&root))
+        {
             assert!(error.to_string().contains('/'), "the error names the file: {error}");
         }
         if let Err(error) = engine.kubelet_driver(&root) {
@@ -395,12 +401,12 @@ fn fits(spec: &Spec, tree: &dyn Tree) {
     let problems = spec.problems();
     let errors: Vec<_> = problems
         .iter()
-        .filter(|problem| problem.severity == Severity::Error)
+        .filter(|problem| problem.severity == ProblemSeverity::Error)
         .collect();
     assert!(errors.is_empty(), "{errors:?}");
     let stale = Stale::check(spec, tree);
     assert!(stale.missing.is_empty(), "{:?}", stale.missing);
-    let printed = spec.print(divvy_cdi::Format::Yaml);
+    let printed = spec.print(divvy_cdi::SpecFormat::Yaml);
     assert_eq!(Spec::parse(&printed).as_ref().ok(), Some(spec), "{printed}");
 }
 
@@ -428,7 +434,7 @@ fn answers(bytes: &[u8]) -> bool {
     });
     facts.runtime_test = Asked::Answer(divvy_doctor::facts::programs::RuntimeTest {
         program: word("program"),
-        outcome: Outcome::Failed(word("kernel")),
+        outcome: RuntimeOutcome::Failed(word("kernel")),
     });
     judged(&facts);
     true
@@ -438,12 +444,12 @@ fn answers(bytes: &[u8]) -> bool {
 fn objects(bytes: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct All {
-        nodes: Page<divvy_doctor::facts::cluster::Node>,
-        pods: Page<divvy_doctor::facts::cluster::Pod>,
+        nodes: ListPage<divvy_doctor::facts::cluster::CheckedNode>,
+        pods: ListPage<divvy_doctor::facts::cluster::CheckedPod>,
         #[serde(default)]
-        sets: Page<divvy_doctor::facts::cluster::DaemonSet>,
+        sets: ListPage<divvy_doctor::facts::cluster::DaemonSet>,
         #[serde(default)]
-        classes: Page<divvy_doctor::facts::cluster::RuntimeClass>,
+        classes: ListPage<divvy_doctor::facts::cluster::RuntimeClass>,
     }
     let Ok(all) = serde_json::from_slice::<All>(bytes) else {
         return false;
@@ -451,7 +457,7 @@ fn objects(bytes: &[u8]) -> bool {
     let machine = Told::read(&written(&kinds::none())).expect("a machine");
     let mut facts = Facts::of(&machine).expect("a machine");
     facts.node = false;
-    facts.cluster = Asked::Answer(Cluster {
+    facts.cluster = Asked::Answer(ClusterFacts {
         nodes: all.nodes.items,
         pods: all.pods.items,
         daemon_sets: all.sets.items,
@@ -464,7 +470,7 @@ fn objects(bytes: &[u8]) -> bool {
 
 fn log(bytes: &[u8]) -> bool {
     static KNOWLEDGE: LazyLock<Knowledge> = LazyLock::new(|| Knowledge::load().expect("the files are valid"));
-    let mut log = Log::new(&KNOWLEDGE);
+    let mut log = ExplainedLog::new(&KNOWLEDGE);
     for line in bytes.split(|byte| *byte == b'\n') {
         log.read(&String::from_utf8_lossy(line));
     }

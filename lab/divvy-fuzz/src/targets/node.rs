@@ -2,40 +2,40 @@
 
 use std::collections::BTreeMap;
 
-use divvy_cdi::generate::ldcache::{self, Library};
-use divvy_cdi::{Edits, Format, Hook, Severity, Spec};
-use divvy_engines::{Plan, RuntimeSettings, Target as Files, configure, undo};
-use divvy_hardware::protocol::{self, Answer, FromProbe};
+use divvy_cdi::generate::ldcache::{self, CachedLibrary};
+use divvy_cdi::{Edits, Hook, ProblemSeverity, Spec, SpecFormat};
+use divvy_engines::{EditPlan, EngineTarget as Files, RuntimeSettings, configure, undo};
+use divvy_hardware::protocol::{self, FromProbe, RawAnswer};
 use divvy_hardware::{GpuGauges, Snapshot};
 use divvy_kubelet::checkpoint::Checkpoint;
-use divvy_oci::runtime::bundle::{Bundle, Device, NoDevice};
-use divvy_oci::runtime::plan::Asked;
-use divvy_oci::runtime::settings::{Mode, Settings};
+use divvy_oci::runtime::bundle::{Bundle, HostDevice, NoDevice};
+use divvy_oci::runtime::plan::DecidedRequest;
+use divvy_oci::runtime::settings::{OciRuntimeSettings, RuntimeMode};
 use divvy_oci::runtime::{extras, legacy, request, require};
 use serde_json::Value;
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     vec![
-        Target::new("config.toml", settings, &[TOML]),
-        Target::new("config.json", bundle, &[CONFIG]),
-        Target::new("CDI spec", spec, &[SPEC, YAML]).refusing(&[OCTAL]),
-        Target {
+        FuzzTarget::new("config.toml", settings, &[TOML]),
+        FuzzTarget::new("config.json", bundle, &[CONFIG]),
+        FuzzTarget::new("CDI spec", spec, &[SPEC, YAML]).refusing(&[OCTAL]),
+        FuzzTarget {
             accepted: caches(),
-            ..Target::new("ld.so.cache", cache, &[])
+            ..FuzzTarget::new("ld.so.cache", cache, &[])
         },
-        Target::new("daemon.json", docker, &[DAEMON]),
-        Target::new("containerd's config.toml", containerd, &[CONTAINERD, CONTAINERD_3]),
-        Target::new("crio.conf", crio, &[CRIO]),
-        Target::new(
+        FuzzTarget::new("daemon.json", docker, &[DAEMON]),
+        FuzzTarget::new("containerd's config.toml", containerd, &[CONTAINERD, CONTAINERD_3]),
+        FuzzTarget::new("crio.conf", crio, &[CRIO]),
+        FuzzTarget::new(
             "what engines say of their configuration",
             said,
             &[CONTAINERD, CONTAINERD_3, CRIO],
         ),
-        Target::new("the kubelet's checkpoint", checkpoint, &[CHECKPOINT, OLD_CHECKPOINT]),
-        Target::new("a line to the probe", question, &[QUESTION]),
-        Target::new("a line of the probe", line, &[ANSWER, MEASURED, REFUSAL, FAULT]),
+        FuzzTarget::new("the kubelet's checkpoint", checkpoint, &[CHECKPOINT, OLD_CHECKPOINT]),
+        FuzzTarget::new("a line to the probe", question, &[QUESTION]),
+        FuzzTarget::new("a line of the probe", line, &[ANSWER, MEASURED, REFUSAL, FAULT]),
     ]
 }
 
@@ -63,7 +63,7 @@ const CONTAINERD_3: &str = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'
 pub(crate) const CRIO: &str = "[crio]\n[crio.runtime]\ndefault_runtime = \"crun\"\ncgroup_manager = \"systemd\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\nallowed_annotations = [\"a\"]\n";
 
 fn caches() -> Vec<Vec<u8>> {
-    let libraries = ["libc.so.6", "libcuda.so.1", "libz.so.1.2"].map(|name| Library {
+    let libraries = ["libc.so.6", "libcuda.so.1", "libz.so.1.2"].map(|name| CachedLibrary {
         name,
         path: "/usr/lib/x",
         flags: 0x0303,
@@ -76,11 +76,11 @@ fn caches() -> Vec<Vec<u8>> {
 }
 
 fn settings(bytes: &[u8]) -> bool {
-    text(bytes).is_some_and(|text| Settings::parse(text).is_ok())
+    text(bytes).is_some_and(|text| OciRuntimeSettings::parse(text).is_ok())
 }
 
-fn refuse(_: &str) -> Result<Device, NoDevice> {
-    Ok(Device {
+fn refuse(_: &str) -> Result<HostDevice, NoDevice> {
+    Ok(HostDevice {
         kind: 'c',
         major: 1,
         minor: 3,
@@ -94,21 +94,27 @@ fn bundle(bytes: &[u8]) -> bool {
         return false;
     };
     let Ok(container) = bundle.container() else { return false };
-    for mode in [Mode::Auto, Mode::Cdi, Mode::JitCdi, Mode::Legacy, Mode::Divvy] {
-        let settings = Settings {
+    for mode in [
+        RuntimeMode::Auto,
+        RuntimeMode::Cdi,
+        RuntimeMode::JitCdi,
+        RuntimeMode::Legacy,
+        RuntimeMode::Divvy,
+    ] {
+        let settings = OciRuntimeSettings {
             mode,
             accept_mounts: true,
             accept_environment: Some(true),
-            ..Settings::default()
+            ..OciRuntimeSettings::default()
         };
-        let _ = Asked::of(&container, &settings);
+        let _ = DecidedRequest::of(&container, &settings);
         if let Ok((_, ignored)) = extras::extras(&container, &settings) {
             assert!(ignored.iter().all(|sentence| !sentence.is_empty()));
         }
         if let Ok(expressions) = require::expressions(&container, &settings) {
             assert!(expressions.len() <= container.env.len() + 1);
         }
-        let wanted = request::Request::of(&container, &settings).wanted;
+        let wanted = request::DeviceRequest::of(&container, &settings).wanted;
         let words = legacy::words(&container, &wanted, &settings, "@/sbin/ldconfig");
         assert!(
             words
@@ -146,12 +152,14 @@ fn spec(bytes: &[u8]) -> bool {
         let said = problem.to_string();
         assert!(!said.chars().any(char::is_control), "{said:?}");
     }
-    for format in [Format::Json, Format::Yaml] {
+    for format in [SpecFormat::Json, SpecFormat::Yaml] {
         let printed = spec.print(format);
         let again = Spec::parse(&printed).expect("what was printed can be read");
         assert_eq!(without_fractions(&again), without_fractions(&spec), "{printed}");
     }
-    spec.problems().iter().all(|problem| problem.severity != Severity::Error)
+    spec.problems()
+        .iter()
+        .all(|problem| problem.severity != ProblemSeverity::Error)
 }
 
 fn without_fractions(spec: &Spec) -> Value {
@@ -171,7 +179,7 @@ fn without_fractions(spec: &Spec) -> Value {
 /// Rule: a cache is written so that it reads back the same, with the added entries.
 fn cache(bytes: &[u8]) -> bool {
     let Ok(before) = ldcache::parse(bytes) else { return false };
-    let added = Library {
+    let added = CachedLibrary {
         name: "libcuda.so.1",
         path: "/usr/lib64/libcuda.so.1",
         flags: 0x0303,
@@ -284,7 +292,7 @@ fn edited(bytes: &[u8], target: &Files) -> bool {
     true
 }
 
-fn carry_out(files: &mut BTreeMap<String, String>, plan: &Plan) {
+fn carry_out(files: &mut BTreeMap<String, String>, plan: &EditPlan) {
     for edit in &plan.edits {
         match &edit.after {
             Some(text) => files.insert(edit.path.clone(), text.clone()),
@@ -338,7 +346,7 @@ fn line(bytes: &[u8]) -> bool {
         return false;
     };
     let said = match &read {
-        FromProbe::Answer { id, result } => match result.as_ref().map(Answer::read) {
+        FromProbe::Answer { id, result } => match result.as_ref().map(RawAnswer::read) {
             Ok(Ok(value)) => protocol::answer_line(*id, &Ok(value)),
             Err(failure) => protocol::answer_line(*id, &Err(failure.clone())),
             // The agent returns this error to the function that sent the request.

@@ -1,13 +1,13 @@
 //! Input of the web page and of `divvy top`: addresses, and what agents say of the use of their GPUs.
 
 use divvy_model::usage::Usage;
-use divvy_page::Address;
+use divvy_page::PageAddress;
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     vec![
-        Target::new(
+        FuzzTarget::new(
             "the address of a page",
             address,
             &[
@@ -19,7 +19,7 @@ pub(crate) fn targets() -> Vec<Target> {
             ],
         )
         .refusing(&["/nodes/%ff", "/?free=many", "/pods//a"]),
-        Target::new(
+        FuzzTarget::new(
             "what an agent says of its GPUs' use",
             usage,
             &[USAGE, r#"{"v":2,"sample":1,"temperature":"warm"}"#],
@@ -32,10 +32,10 @@ const USAGE: &str = r#"{"v":1,"sample":7,"gpus":[{"uuid":"GPU-0","memoryBytes":1
 
 /// Rule: an accepted address is written so that it reads back the same.
 fn address(bytes: &[u8]) -> bool {
-    let Some(address) = text(bytes).and_then(|text| Address::parse(text).ok()) else {
+    let Some(address) = text(bytes).and_then(|text| PageAddress::parse(text).ok()) else {
         return false;
     };
-    assert_eq!(Address::parse(&address.to_string()).as_ref(), Ok(&address));
+    assert_eq!(PageAddress::parse(&address.to_string()).as_ref(), Ok(&address));
     true
 }
 

@@ -2,52 +2,52 @@
 
 use std::collections::BTreeMap;
 
-use divvy::scheduler_config::merge::{Address, Wanted, merge};
+use divvy::scheduler_config::merge::{ExtenderAddressSource, WantedSettings, merge};
 use divvy::scheduler_config::{Stanza, Tls};
-use divvy_agent::Settings;
+use divvy_agent::AgentSettings;
 use divvy_extender::admission;
-use divvy_extender::election::{Election, Record, Rules, Step};
+use divvy_extender::election::{Election, ElectionStep, LeaseRecord, Rules};
 use divvy_extender::tls::make::carry_out;
-use divvy_extender::tls::plan::{Data, Lifetimes, next_s, plan};
+use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, next_s, plan};
 use divvy_kubelet::api::v1beta1;
-use divvy_labels::{Machine, PciDevice, labels, pci_name};
+use divvy_labels::{LabeledMachine, PciDevice, labels, pci_name};
 use divvy_model::legacy::unhealthy_gpus;
 use divvy_model::machine::Machines;
-use divvy_nvidia_config::{Environment, Invocation, Program};
+use divvy_nvidia_config::{Environment, Invocation, NvidiaProgram};
 use divvy_simulator::{Order, Trace};
-use divvy_smoke_report::{Gpu, Id, Report, Step as SmokeStep};
+use divvy_smoke_report::{SmokeReport, SmokeStep, StepId, TestedGpu};
 use prost::Message;
 use serde_json::Value;
 
-use super::{Target, text};
+use super::{FuzzTarget, text};
 
-pub(crate) fn targets() -> Vec<Target> {
+pub(crate) fn targets() -> Vec<FuzzTarget> {
     vec![
-        Target::new("the agent's configuration", agent, &[AGENT]),
-        Target::new("NVIDIA's configuration", nvidia, &[NVIDIA]).refusing(&["version: v2"]),
-        Target::new("a description of machines", machines, &[divvy_testbed::scenario::BUILT_IN]),
-        Target::new("a review of a new pod", review, &[REVIEW]).refusing(&[OTHERS_REVIEW, NO_REVIEW]),
-        Target::new(
+        FuzzTarget::new("the agent's configuration", agent, &[AGENT]),
+        FuzzTarget::new("NVIDIA's configuration", nvidia, &[NVIDIA]).refusing(&["version: v2"]),
+        FuzzTarget::new("a description of machines", machines, &[divvy_testbed::scenario::BUILT_IN]),
+        FuzzTarget::new("a review of a new pod", review, &[REVIEW]).refusing(&[OTHERS_REVIEW, NO_REVIEW]),
+        FuzzTarget::new(
             "the Lease",
             lease,
             &["a_1@http://10.0.0.1:1 15 5 5 3\n 0 0 0 0\nb 2147483647 -9 -9 2147483647"],
         )
         .refusing(&["", "me 15 5 5 3"]),
-        Target {
+        FuzzTarget {
             accepted: vec![secret()],
-            ..Target::new("the Secret with certificates", certificates, &[])
+            ..FuzzTarget::new("the Secret with certificates", certificates, &[])
         },
-        Target::new("a trace and an order", trace, &[TRACE]),
-        Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
-        Target {
+        FuzzTarget::new("a trace and an order", trace, &[TRACE]),
+        FuzzTarget::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
+        FuzzTarget {
             accepted: smoke_reports(),
-            ..Target::new("a report of divvy-smoke", smoke_report, &[])
+            ..FuzzTarget::new("a report of divvy-smoke", smoke_report, &[])
         }
         .refusing(&["{}", "{\"version\":\"9.9.9\",\"steps\":[],\"result\":\"PASS\"}"]),
-        Target::new("the unhealthy GPUs in a ConfigMap", unhealthy, &["0,2", " 1 "]),
-        Target {
+        FuzzTarget::new("the unhealthy GPUs in a ConfigMap", unhealthy, &["0,2", " 1 "]),
+        FuzzTarget {
             accepted: vec![allocate()],
-            ..Target::new("the kubelet's messages", messages, &[])
+            ..FuzzTarget::new("the kubelet's messages", messages, &[])
         },
     ]
 }
@@ -65,7 +65,7 @@ const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1be
 /// it. The bytes also serve as the PCI configuration space of a virtual GPU, and as the database of PCI devices.
 fn nvidia(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+    let invocation = Invocation::parse(NvidiaProgram::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
     let Ok((config, _)) = invocation.config(Some(text)) else {
         return false;
     };
@@ -78,14 +78,14 @@ fn nvidia(bytes: &[u8]) -> bool {
             .is_some_and(|(_, own)| own.len() <= 63 && !own.contains(char::is_whitespace));
         assert!(is_name, "{name}");
     }
-    let machine = Machine {
+    let machine = LabeledMachine {
         driver: "550.54".to_owned(),
-        gpus: vec![divvy_labels::Gpu {
+        gpus: vec![divvy_labels::LabeledGpu {
             model: pci_name(text, 0x20b0).unwrap_or_default().to_owned(),
-            ..divvy_labels::Gpu::default()
+            ..divvy_labels::LabeledGpu::default()
         }],
         pci: vec![PciDevice { config: bytes.to_vec() }],
-        ..Machine::default()
+        ..LabeledMachine::default()
     };
     let found = labels(&machine, &config).map(|found| found.labels).unwrap_or_default();
     assert!(found.values().all(|value| value.len() <= 63), "{found:?}");
@@ -95,13 +95,13 @@ fn nvidia(bytes: &[u8]) -> bool {
 /// Rule: an error names the file.
 fn agent(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    match Settings::parse("--config f.toml", text) {
+    match AgentSettings::parse("--config f.toml", text) {
         Ok(file) => {
-            let flags = Settings {
+            let flags = AgentSettings {
                 node_name: Some("n".to_owned()),
-                ..Settings::default()
+                ..AgentSettings::default()
             };
-            divvy_agent::Config::merged(flags, file).check().is_ok()
+            divvy_agent::AgentConfig::merged(flags, file).check().is_ok()
         }
         Err(error) => {
             assert!(error.to_string().starts_with("--config f.toml: "), "{error}");
@@ -150,14 +150,14 @@ fn lease(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let rules = Rules::of(std::time::Duration::from_secs(15));
     let mut election = Election::new("me".to_owned(), rules);
-    let mut before: Option<(Record, u64)> = None;
+    let mut before: Option<(LeaseRecord, u64)> = None;
     let mut waited = false;
     for (second, line) in (1_u64..).zip(text.lines().take(100)) {
         let mut words = line.split(' ');
         let holder = words.next().unwrap_or_default().to_owned();
         let mut number = || words.next().and_then(|word| word.parse::<i64>().ok()).unwrap_or_default();
         let short = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
-        let record = Record {
+        let record = LeaseRecord {
             holder,
             lease_s: short(number()),
             acquired_us: number(),
@@ -172,11 +172,11 @@ fn lease(bytes: &[u8]) -> bool {
         let step = election.read(Some((record.clone(), second.to_string())), now, 7);
         let others = !record.holder.is_empty() && record.holder != "me";
         assert!(
-            !others || step == Step::Wait || now - since >= rules.lease_ns,
+            !others || step == ElectionStep::Wait || now - since >= rules.lease_ns,
             "{record:?}: {step:?}"
         );
-        assert!(others || step != Step::Wait, "{record:?}");
-        waited |= step == Step::Wait;
+        assert!(others || step != ElectionStep::Wait, "{record:?}");
+        waited |= step == ElectionStep::Wait;
         before = Some((record, since));
     }
     waited
@@ -185,8 +185,8 @@ fn lease(bytes: &[u8]) -> bool {
 const NOW_S: i64 = 1_800_000_000;
 
 fn secret() -> Vec<u8> {
-    let none = Data::new();
-    let lifetimes = Lifetimes::default();
+    let none = SecretData::new();
+    let lifetimes = CertificateLifetimes::default();
     let all = plan(&none, "divvy", NOW_S, lifetimes).expect("a plan");
     let made = carry_out(&all, &none, "divvy", NOW_S, lifetimes).expect("made");
     let text: BTreeMap<_, _> = made.iter().map(|(key, value)| (key, text(value).expect("PEM"))).collect();
@@ -198,9 +198,9 @@ fn certificates(bytes: &[u8]) -> bool {
     let Ok(said) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else {
         return false;
     };
-    let data: Data = said.into_iter().map(|(key, value)| (key, value.into_bytes())).collect();
-    let _ = next_s(&data, Lifetimes::default());
-    match plan(&data, "divvy", NOW_S, Lifetimes::default()) {
+    let data: SecretData = said.into_iter().map(|(key, value)| (key, value.into_bytes())).collect();
+    let _ = next_s(&data, CertificateLifetimes::default());
+    match plan(&data, "divvy", NOW_S, CertificateLifetimes::default()) {
         Ok(plan) => {
             let empty = data.values().all(Vec::is_empty);
             assert!(empty || plan.make.len() < 3 || plan.warning.is_some(), "{plan:?}");
@@ -249,9 +249,9 @@ fn trace(bytes: &[u8]) -> bool {
 fn scheduler(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let url = "http://127.0.0.1:32766/gpushare-scheduler";
-    let wanted = Wanted {
+    let wanted = WantedSettings {
         stanza: Stanza::new(url, Tls::default()).expect("an extender"),
-        address: Address::Flag,
+        address: ExtenderAddressSource::Flag,
         kubeconfig: None,
         default_kubeconfig: "/etc/kubernetes/scheduler.conf".to_owned(),
         profile: None,
@@ -281,23 +281,23 @@ fn unhealthy(bytes: &[u8]) -> bool {
 }
 
 fn smoke_reports() -> Vec<Vec<u8>> {
-    let gpu = Gpu {
+    let gpu = TestedGpu {
         uuid: "GPU-00000000-0000-4000-8000-000000000000".to_owned(),
         name: "NVIDIA H100 80GB HBM3".to_owned(),
         memory: 80 << 30,
-        ..Gpu::default()
+        ..TestedGpu::default()
     };
     let steps = vec![
-        SmokeStep::pass(Id::S02, "50000 sums compared", 200_000),
-        SmokeStep::skip(Id::S05, "the GPU is shared"),
-        SmokeStep::warn(Id::S06, "12 GB/s", "slow\tlinks", "look at the slot"),
-        SmokeStep::fail(Id::S03, "a wrong word", "wrong results", "drain the GPU"),
+        SmokeStep::pass(StepId::S02, "50000 sums compared", 200_000),
+        SmokeStep::skip(StepId::S05, "the GPU is shared"),
+        SmokeStep::warn(StepId::S06, "12 GB/s", "slow\tlinks", "look at the slot"),
+        SmokeStep::fail(StepId::S03, "a wrong word", "wrong results", "drain the GPU"),
     ];
-    let nothing = Report::new(None, Vec::new());
-    let cut = Report {
+    let nothing = SmokeReport::new(None, Vec::new());
+    let cut = SmokeReport {
         node: Some("n1".to_owned()),
         cut: 3,
-        ..Report::new(Some(gpu), steps)
+        ..SmokeReport::new(Some(gpu), steps)
     };
     [nothing, cut].map(|report| report.json().into_bytes()).to_vec()
 }
@@ -305,9 +305,9 @@ fn smoke_reports() -> Vec<Vec<u8>> {
 /// Rules: a report that is accepted is read back as it was after it was written, and its text moves no terminal's cursor.
 fn smoke_report(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    match Report::read(text) {
+    match SmokeReport::read(text) {
         Ok(report) => {
-            assert_eq!(Report::read(&report.json()).as_ref(), Ok(&report));
+            assert_eq!(SmokeReport::read(&report.json()).as_ref(), Ok(&report));
             let shown = report.text();
             assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown:?}");
             true

@@ -5,9 +5,9 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
-use crate::program::{Program, of};
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
+use crate::program::{CheckProgram, of};
 
 /// A way to use the GPU: its name, the mode, the length of a kernel, and how many are launched before the program waits.
 const WORK: [(&str, &str, u64, u64); 3] = [
@@ -24,7 +24,7 @@ const BUSY: f64 = 0.9;
 /// How far a share may be from what the pod's allocation says.
 const POINTS: f64 = 5.0;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let length = bench.seconds * 1000;
     for (what, mode, ns, at_once) in WORK {
         let mut program = bench.without_guard().await?;
@@ -57,8 +57,8 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
                 is_measured.await?;
                 programs.push(bench.with_guard(pod).await?);
             }
-            Bench::all(&mut programs, &load).await?;
-            let with = Bench::all(&mut programs, &request(WARM_UP_MS, length)).await?;
+            GpuCheckBench::all(&mut programs, &load).await?;
+            let with = GpuCheckBench::all(&mut programs, &request(WARM_UP_MS, length)).await?;
             let (with, without) = (of_all(&with, whole)?, of_all(&without, whole)?);
             findings.both(format!("{what}, {}", list(shares)), texts(&with), texts(&without));
             let after = if bench.driver.simulated {
@@ -91,20 +91,20 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
 }
 
 /// Let programs work together without the guard.
-async fn unlimited(bench: &Bench, count: usize, load: &str, request: &str) -> Result<Vec<Value>> {
+async fn unlimited(bench: &GpuCheckBench, count: usize, load: &str, request: &str) -> Result<Vec<Value>> {
     let mut programs = Vec::new();
     for _ in 0..count {
         programs.push(bench.without_guard().await?);
     }
-    Bench::all(&mut programs, load).await?;
-    let answers = Bench::all(&mut programs, request).await?;
+    GpuCheckBench::all(&mut programs, load).await?;
+    let answers = GpuCheckBench::all(&mut programs, request).await?;
     for program in programs {
         program.end().await?;
     }
     Ok(answers)
 }
 
-async fn end(bench: &mut Bench, pods: Vec<crate::rig::Pod>, programs: Vec<Program>) -> Result<()> {
+async fn end(bench: &mut GpuCheckBench, pods: Vec<crate::rig::SharePod>, programs: Vec<CheckProgram>) -> Result<()> {
     for program in programs {
         program.end().await?;
     }

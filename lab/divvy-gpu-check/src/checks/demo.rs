@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let divvy = match bench.pack.file("divvy") {
         Ok(path) => path,
         Err(error) => {

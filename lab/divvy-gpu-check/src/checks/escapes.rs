@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tokio::time::timeout;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 
 const GIB: u64 = 4;
 /// The event about a program that avoids the guard.
@@ -14,7 +14,7 @@ const AVOIDED: &str = "GuardAvoided";
 /// The agent needs three measurements, one each second.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let pod = bench.pod(GIB, 0).await?;
     let neighbor = bench.pod(GIB, 0).await?;
     let _held = bench.with_guard(&neighbor).await?;

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use tokio::process::Command;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 
 /// Prints the versions of the packages that the check `programs` uses.
 const PACKAGES: &str = "
@@ -14,7 +14,7 @@ for name in ['torch', 'cupy', 'cupy-cuda12x', 'cupy-cuda13x', 'jax', 'triton', '
     except m.PackageNotFoundError: pass
 ";
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     findings.value("driver", bench.driver.subject());
     for gpu in &bench.driver.gpus {
         let mig = match gpu.mig {

@@ -6,14 +6,14 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 use crate::program::{of, text_of};
 
 /// A GPU: its name, and its memory in MiB.
 type Gpus = BTreeMap<String, (String, u64)>;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let mut command = bench.pack.command("divvy-probe")?;
     command.arg("--once").arg("--nvml-library").arg(&bench.driver.nvml);
     let environment = bench

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 use crate::program::of;
 
 /// The ways, and whether the guard refuses more than the share. It charges the memory of a graph's launch, but does not refuse it.
@@ -22,7 +22,7 @@ const MIB: u64 = 256;
 const LEAST: u64 = MIB << 20;
 const GIB: u64 = 4;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let pod = bench.pod(GIB, 0).await?;
     let more = GIB * 1024 + 512;
     for (kind, refuses) in KINDS {

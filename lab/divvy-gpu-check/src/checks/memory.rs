@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use tokio::time::sleep;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
-use crate::program::{Program, of};
-use crate::rig::Pod;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
+use crate::program::{CheckProgram, of};
+use crate::rig::SharePod;
 
 const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 /// How long the agent may take to measure a context: it measures each second, and needs several measurements.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let gib = bench.large_share();
     let context = context(bench, findings, gib).await?;
     alone(bench, findings).await?;
@@ -22,7 +22,7 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         let before = bench.memory().await?.used;
         let pod = bench.pod(gib, 0).await?;
         let mut programs = bench.several(&pod, count).await?;
-        let answers = Bench::all(&mut programs, "fill").await?;
+        let answers = GpuCheckBench::all(&mut programs, "fill").await?;
         let memory = bench.memory().await?;
         let held = memory.used.saturating_sub(before);
         let listed: u64 = programs.iter().filter_map(|program| memory.of(program.pid())).sum();
@@ -57,7 +57,7 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
 }
 
 /// Find what a context takes, and let the agent learn it.
-async fn context(bench: &mut Bench, findings: &mut Findings, gib: u64) -> Result<u64> {
+async fn context(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings, gib: u64) -> Result<u64> {
     let before = bench.memory().await?.used;
     let pod = bench.pod(gib, 0).await?;
     let mut program = bench.with_guard(&pod).await?;
@@ -139,7 +139,7 @@ async fn context(bench: &mut Bench, findings: &mut Findings, gib: u64) -> Result
 }
 
 /// What one process gets without the guard.
-async fn alone(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+async fn alone(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let before = bench.memory().await?.used;
     let mut program = bench.without_guard().await?;
     let answer = program.ask("fill").await?;
@@ -149,7 +149,7 @@ async fn alone(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
     bench.settle(before).await
 }
 
-async fn end(bench: &mut Bench, pod: Pod, programs: Vec<Program>, before: u64) -> Result<()> {
+async fn end(bench: &mut GpuCheckBench, pod: SharePod, programs: Vec<CheckProgram>, before: u64) -> Result<()> {
     for program in programs {
         program.end().await?;
     }

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
-use crate::program::Program;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
+use crate::program::CheckProgram;
 
 /// How long samples are taken, and how often NVML is asked.
 const MS: u64 = 5000;
@@ -21,12 +21,12 @@ const PERIOD_MS: u64 = 50;
 /// The user `nobody`, for an unprivileged program.
 const NOBODY: u32 = 65534;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     calls(bench, findings).await?;
     samples(bench, findings).await
 }
 
-async fn calls(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+async fn calls(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let own = rustix::process::getuid().as_raw();
     let mut answers = vec![(own, ask(bench, None).await)];
     if own == 0 {
@@ -56,7 +56,7 @@ async fn calls(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-async fn ask(bench: &Bench, uid: Option<u32>) -> Result<Value> {
+async fn ask(bench: &GpuCheckBench, uid: Option<u32>) -> Result<Value> {
     let mut command = bench.pack.command("divvy-cuda-program")?;
     command
         .arg(&bench.driver.cuda)
@@ -64,12 +64,12 @@ async fn ask(bench: &Bench, uid: Option<u32>) -> Result<Value> {
     if let Some(uid) = uid {
         command.uid(uid).gid(uid);
     }
-    let mut program = Program::start(command)?;
+    let mut program = CheckProgram::start(command)?;
     program.ask(&format!("nvml {}", bench.driver.nvml.display())).await?;
     program.ask(&format!("nvml-calls {}", bench.driver.gpu().uuid)).await
 }
 
-async fn samples(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+async fn samples(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let rounds = {
         let mut program = bench.without_guard().await?;
         program.number(&format!("calibrate {KERNEL_NS}"), "rounds").await?
@@ -85,7 +85,7 @@ async fn samples(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
             program.ask(&format!("kernel {KERNEL_NS} {rounds}")).await?;
             programs.push(program);
         }
-        let pids: Vec<u32> = programs.iter().map(Program::pid).collect();
+        let pids: Vec<u32> = programs.iter().map(CheckProgram::pid).collect();
         let mut watcher = bench.nvml().await?;
         let work = programs.iter_mut().zip(busy).map(|(program, busy)| {
             let request = format!("pulse {busy} {PERIOD_MS} {MS}");

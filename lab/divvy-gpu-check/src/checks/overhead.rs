@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 use crate::program::of;
-use crate::rig::Pod;
+use crate::rig::SharePod;
 
 const SIZES: [(u64, &str); 3] = [(4 << 10, "4 KiB"), (2 << 20, "2 MiB"), (64 << 20, "64 MiB")];
 const PAIRS: u64 = 1000;
@@ -13,7 +13,7 @@ const LAUNCHES: u64 = 20_000;
 /// How often a process is started. The middle one counts.
 const STARTS: usize = 5;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let (pod, limited) = (bench.pod(8, 0).await?, bench.pod(8, 90).await?);
     let (with, without) = (starts(bench, Some(&pod)).await?, starts(bench, None).await?);
     findings.both("cuInit and a context", format!("{with} µs"), format!("{without} µs"));
@@ -52,7 +52,7 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
 }
 
 /// Return how many microseconds `cuInit` and the first context take.
-async fn starts(bench: &mut Bench, pod: Option<&Pod>) -> Result<u64> {
+async fn starts(bench: &mut GpuCheckBench, pod: Option<&SharePod>) -> Result<u64> {
     let mut times = Vec::new();
     for _ in 0..STARTS {
         let mut program = match pod {

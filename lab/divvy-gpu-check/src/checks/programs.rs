@@ -10,9 +10,9 @@ use serde_json::Value;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
-use crate::rig::Pod;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
+use crate::rig::SharePod;
 
 /// A script: its name, the module that it needs, its text, and variables.
 struct Script {
@@ -66,7 +66,7 @@ const VECTOR_ADD: &str = include_str!("../../programs/vector_add.cu");
 const PATIENCE: Duration = Duration::from_secs(60);
 const GIB: u64 = 8;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let pod = bench.pod(GIB, 0).await?;
     let directory = bench.directory.join("programs");
     std::fs::create_dir_all(&directory)?;
@@ -110,7 +110,7 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
 }
 
 /// What nvcc makes: a program in which CUDA's runtime library is linked statically.
-async fn compiled(bench: &Bench, findings: &mut Findings, pod: &Pod, directory: &Path) -> Result<()> {
+async fn compiled(bench: &GpuCheckBench, findings: &mut GpuCheckFindings, pod: &SharePod, directory: &Path) -> Result<()> {
     let Some(nvcc) = tool("nvcc") else {
         findings.skip("nvcc: this machine does not have it");
         return Ok(());
@@ -164,7 +164,13 @@ fn tool(name: &str) -> Option<PathBuf> {
 }
 
 /// Run a program with the guard and without it, and compare what it prints.
-async fn compare(bench: &Bench, findings: &mut Findings, pod: &Pod, name: &str, command: impl Fn() -> Command) {
+async fn compare(
+    bench: &GpuCheckBench,
+    findings: &mut GpuCheckFindings,
+    pod: &SharePod,
+    name: &str,
+    command: impl Fn() -> Command,
+) {
     let without = output(bench, command(), None).await;
     let (without, without_took) = match without {
         Ok(done) => done,
@@ -202,7 +208,7 @@ async fn compare(bench: &Bench, findings: &mut Findings, pod: &Pod, name: &str, 
     }
 }
 
-async fn output(bench: &Bench, mut command: Command, pod: Option<&Pod>) -> Result<(Value, Duration)> {
+async fn output(bench: &GpuCheckBench, mut command: Command, pod: Option<&SharePod>) -> Result<(Value, Duration)> {
     let began = Instant::now();
     let mut path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let own = match pod {

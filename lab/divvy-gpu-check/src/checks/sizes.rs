@@ -3,8 +3,8 @@
 use anyhow::Result;
 use serde_json::Value;
 
-use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::bench::GpuCheckBench;
+use crate::findings::GpuCheckFindings;
 use crate::program::of;
 
 const KIB: u64 = 1 << 10;
@@ -32,7 +32,7 @@ const SIZES: [u64; 18] = [
 /// A page of CUDA.
 const PAGE: u64 = 2 * MIB;
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let pod = bench.pod(8, 0).await?;
     for size in SIZES {
         let count = (32 * MIB / size).clamp(8, 2048);

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use divvy_shadow_testkit::replace;
-use divvy_smoke_report::{Id, Report, Status};
+use divvy_smoke_report::{SmokeReport, StepId, StepStatus};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 
-use crate::bench::{Bench, KEPT, Memory};
-use crate::findings::Findings;
-use crate::rig::Pod;
+use crate::bench::{GpuCheckBench, KEPT, ReportedMemory};
+use crate::findings::GpuCheckFindings;
+use crate::rig::SharePod;
 
 /// The first directory in which the program looks for the driver's library.
 const USUAL: &str = "/usr/lib/x86_64-linux-gnu";
@@ -49,7 +49,7 @@ const GIB: u64 = 4;
 const SMALL: (&str, &str) = ("memory_mib = 81559", "memory_mib = 12");
 const SMALL_CONTEXT: (&str, &str) = ("context_mib = 500", "context_mib = 4");
 
-pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+pub(super) async fn run(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings) -> Result<()> {
     let own = bench.pack.file("divvy-smoke")?;
     if !bench.pack.is_native() {
         findings.skip("divvy-smoke starts itself with the machine's C library, which is too old");
@@ -62,14 +62,14 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         let report = whole.report(&format!("here -o json --via {way}"), &[]).await?;
         record(findings, way, &report)?;
         findings.expect(has_computed(&report), || format!("--via {way}: {}", report.text()));
-        tensor = report.step(Id::S05).and_then(|step| gigaflops(&step.found)).or(tensor);
+        tensor = report.step(StepId::S05).and_then(|step| gigaflops(&step.found)).or(tensor);
     }
     if let Some(tensor) = tensor {
         beside_torch(bench, findings, tensor).await?;
     }
     let all = whole.report("here -o json --steps S03 --all-memory", &[]).await?;
     record(findings, "all memory", &all)?;
-    findings.expect(has_status(&all, Id::S03, &[Status::Pass]), || {
+    findings.expect(has_status(&all, StepId::S03, &[StepStatus::Pass]), || {
         format!("--all-memory: {}", all.text())
     });
     if let Some((_, text)) = KNOWN.iter().find(|(part, _)| bench.driver.gpu().name.contains(part)) {
@@ -82,7 +82,7 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         findings,
         "with an empty CUDA_VISIBLE_DEVICES",
         &hidden,
-        Id::S01,
+        StepId::S01,
         "returned 100",
     );
     without_compiler(bench, findings, &own).await?;
@@ -91,7 +91,7 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
 }
 
 /// Compare the rate of S05 with that of PyTorch. S05 multiplies without tiles, so a tenth is enough: less means that it does not use the tensor cores.
-async fn beside_torch(bench: &Bench, findings: &mut Findings, tensor: f64) -> Result<()> {
+async fn beside_torch(bench: &GpuCheckBench, findings: &mut GpuCheckFindings, tensor: f64) -> Result<()> {
     let file = bench.directory.join("check_matmul.py");
     fs::write(&file, MATMUL)?;
     let mut python = Command::new("python3");
@@ -141,7 +141,7 @@ fn gigaflops(found: &str) -> Option<f64> {
 }
 
 /// Run it with a library of the driver that finds no compiler.
-async fn without_compiler(bench: &Bench, findings: &mut Findings, own: &Path) -> Result<()> {
+async fn without_compiler(bench: &GpuCheckBench, findings: &mut GpuCheckFindings, own: &Path) -> Result<()> {
     const WHAT: &str = "without libnvidia-ptxjitcompiler.so";
     let smoke = Smoke::new(bench, own, None)?;
     let mut variables = Vec::new();
@@ -157,14 +157,14 @@ async fn without_compiler(bench: &Bench, findings: &mut Findings, own: &Path) ->
         fs::write(smoke.directory.path().join(LIBRARY), library)?;
     }
     let report = smoke.report("here -o json --steps S02", &variables).await?;
-    failed_with(findings, WHAT, &report, Id::S02, "returned 221");
+    failed_with(findings, WHAT, &report, StepId::S02, "returned 221");
     Ok(())
 }
 
 /// Kill it while it holds memory.
-async fn killed(bench: &mut Bench, findings: &mut Findings, smoke: &Smoke) -> Result<()> {
+async fn killed(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings, smoke: &Smoke) -> Result<()> {
     let before = bench.memory().await?;
-    let is_held = |now: &Memory| {
+    let is_held = |now: &ReportedMemory| {
         let mut processes = now.processes.iter();
         processes.any(|(pid, _)| !before.has(*pid)) || now.used > before.used + KEPT
     };
@@ -208,7 +208,7 @@ async fn killed(bench: &mut Bench, findings: &mut Findings, smoke: &Smoke) -> Re
 }
 
 /// Run it in a pod with a share of the GPU, with the guard.
-async fn in_share(bench: &mut Bench, findings: &mut Findings, own: &Path) -> Result<()> {
+async fn in_share(bench: &mut GpuCheckBench, findings: &mut GpuCheckFindings, own: &Path) -> Result<()> {
     let pod = bench.pod(GIB, 0).await?;
     let smoke = Smoke::new(bench, own, Some(&pod))?;
     smoke.link(&pod.container.cuda())?;
@@ -219,8 +219,8 @@ async fn in_share(bench: &mut Bench, findings: &mut Findings, own: &Path) -> Res
             .report(&format!("here -o json --isolation --via {way}{steps}"), &[])
             .await?;
         record(findings, &format!("in a share of {GIB} GiB, {way}"), &report)?;
-        for id in [Id::S01, Id::S02, Id::S07, Id::S09] {
-            findings.expect(has_status(&report, id, &[Status::Pass]), || {
+        for id in [StepId::S01, StepId::S02, StepId::S07, StepId::S09] {
+            findings.expect(has_status(&report, id, &[StepStatus::Pass]), || {
                 format!("in a share of {GIB} GiB, --via {way}: {}", report.text())
             });
         }
@@ -234,7 +234,7 @@ async fn in_share(bench: &mut Bench, findings: &mut Findings, own: &Path) -> Res
 }
 
 /// Add what each step found, and how long it took.
-fn record(findings: &mut Findings, what: &str, report: &Report) -> Result<()> {
+fn record(findings: &mut GpuCheckFindings, what: &str, report: &SmokeReport) -> Result<()> {
     for step in &report.steps {
         findings.value(
             format!("{what}: {} {}", step.id.word(), step.id.title()),
@@ -246,26 +246,26 @@ fn record(findings: &mut Findings, what: &str, report: &Report) -> Result<()> {
 }
 
 /// Report whether the results of all kernels were right. Tensor cores may be missing, and a link or an event may be a warning.
-fn has_computed(report: &Report) -> bool {
-    let done = [Status::Pass, Status::Warn];
-    let with_skip = [Status::Pass, Status::Warn, Status::Skip];
-    report.steps.iter().all(|step| step.status != Status::Fail)
-        && [Id::S01, Id::S02, Id::S03, Id::S04, Id::S06]
+fn has_computed(report: &SmokeReport) -> bool {
+    let done = [StepStatus::Pass, StepStatus::Warn];
+    let with_skip = [StepStatus::Pass, StepStatus::Warn, StepStatus::Skip];
+    report.steps.iter().all(|step| step.status != StepStatus::Fail)
+        && [StepId::S01, StepId::S02, StepId::S03, StepId::S04, StepId::S06]
             .iter()
             .all(|id| has_status(report, *id, &done))
-        && has_status(report, Id::S05, &with_skip)
+        && has_status(report, StepId::S05, &with_skip)
 }
 
-fn has_status(report: &Report, id: Id, allowed: &[Status]) -> bool {
+fn has_status(report: &SmokeReport, id: StepId, allowed: &[StepStatus]) -> bool {
     report.step(id).is_some_and(|step| allowed.contains(&step.status))
 }
 
 /// Expect that a step failed, and says this.
-fn failed_with(findings: &mut Findings, what: &str, report: &Report, id: Id, part: &str) {
+fn failed_with(findings: &mut GpuCheckFindings, what: &str, report: &SmokeReport, id: StepId, part: &str) {
     let step = report.step(id);
     let found = step.map_or("", |step| step.found.as_str());
     findings.value(what, found);
-    let is_it = step.is_some_and(|step| step.status == Status::Fail && step.found.contains(part));
+    let is_it = step.is_some_and(|step| step.status == StepStatus::Fail && step.found.contains(part));
     findings.expect(is_it, || format!("{what}: {}", report.text()));
 }
 
@@ -281,7 +281,7 @@ struct Smoke {
 
 impl Smoke {
     /// Make the copy. `pod` is the pod whose share it uses.
-    fn new(bench: &Bench, own: &Path, pod: Option<&Pod>) -> Result<Smoke> {
+    fn new(bench: &GpuCheckBench, own: &Path, pod: Option<&SharePod>) -> Result<Smoke> {
         let mut builder = tempfile::Builder::new();
         let random = USUAL.len() - "/tmp/s".len();
         let directory = builder.prefix("s").rand_bytes(random).tempdir_in("/tmp");
@@ -332,11 +332,11 @@ impl Smoke {
     }
 
     /// Run it, and read its report.
-    async fn report(&self, words: &str, variables: &[(&str, &str)]) -> Result<Report> {
+    async fn report(&self, words: &str, variables: &[(&str, &str)]) -> Result<SmokeReport> {
         let output = timeout(PATIENCE, self.command(words, variables).output()).await;
         let output = output.with_context(|| format!("divvy-smoke {words} did not end in {PATIENCE:?}"))??;
         let text = String::from_utf8_lossy(&output.stdout);
-        Report::read(text.trim())
+        SmokeReport::read(text.trim())
             .with_context(|| format!("divvy-smoke {words}: {}", String::from_utf8_lossy(&output.stderr).trim()))
     }
 }

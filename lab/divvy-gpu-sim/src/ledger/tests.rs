@@ -6,12 +6,12 @@ use super::*;
 
 const UUID: &str = "GPU-1";
 
-fn slot(directory: &Path) -> Slot {
-    Ledger::open(directory, UUID).expect("opened").claim().expect("claimed")
+fn slot(directory: &Path) -> LedgerSlot {
+    GpuLedger::open(directory, UUID).expect("opened").claim().expect("claimed")
 }
 
 fn held(directory: &Path) -> Vec<u64> {
-    let usage = Ledger::open(directory, UUID).expect("opened").usage().expect("read");
+    let usage = GpuLedger::open(directory, UUID).expect("opened").usage().expect("read");
     usage.iter().map(|usage| usage.bytes).collect()
 }
 
@@ -40,7 +40,7 @@ fn work_waits_for_all_work_before_it() {
     assert_eq!(first.run(1000, 50).expect("run"), 1050);
     assert_eq!(second.run(1010, 5).expect("run"), 1055, "behind the first one's");
     assert_eq!(first.run(2000, 1).expect("run"), 2001, "the GPU was idle");
-    let usage = Ledger::open(dir.path(), UUID).expect("opened").usage().expect("read");
+    let usage = GpuLedger::open(dir.path(), UUID).expect("opened").usage().expect("read");
     assert_eq!(usage.iter().map(|usage| usage.busy_ns).collect::<Vec<_>>(), [51, 5]);
 }
 
@@ -52,14 +52,14 @@ fn only_work_that_runs_keeps_the_gpu_busy() {
     second.run(1000, 200).expect("run");
     first.run(1000, 50).expect("run");
     let _idle = slot(dir.path());
-    let work = Ledger::open(dir.path(), UUID).expect("opened").work().expect("read");
+    let work = GpuLedger::open(dir.path(), UUID).expect("opened").work().expect("read");
     let busy = |from, to| work.iter().map(|of| of.between(from, to)).collect::<Vec<_>>();
     assert_eq!(busy(0, 2000), [150, 200], "the third has none");
     assert_eq!(busy(1150, 1250)[1], 100);
     drop(second);
     let mut third = slot(dir.path());
     third.run(1000, 1).expect("run");
-    let work = Ledger::open(dir.path(), UUID).expect("opened").work().expect("read");
+    let work = GpuLedger::open(dir.path(), UUID).expect("opened").work().expect("read");
     let busy = work.iter().map(|of| of.between(0, 2000));
     assert_eq!(busy.collect::<Vec<_>>(), [150, 1], "the slot is used again");
 }
@@ -75,10 +75,13 @@ fn a_file_that_is_no_ledger_is_an_error() {
     ];
     for (bytes, name) in cases {
         std::fs::write(dir.path().join(UUID), bytes).expect("written");
-        let read = Ledger::open(dir.path(), UUID).and_then(|mut ledger| ledger.usage());
-        assert!(matches!(read, Err(Error::Malformed { .. })), "{name:?}: {read:?}");
+        let read = GpuLedger::open(dir.path(), UUID).and_then(|mut ledger| ledger.usage());
+        assert!(matches!(read, Err(LedgerError::Malformed { .. })), "{name:?}: {read:?}");
     }
-    assert!(matches!(Ledger::open(Path::new("/proc/none"), UUID), Err(Error::Io { .. })));
+    assert!(matches!(
+        GpuLedger::open(Path::new("/proc/none"), UUID),
+        Err(LedgerError::Io { .. })
+    ));
 }
 
 /// Report whether anybody waits for a lock of a file (`/proc/locks`, proc_locks(5)).
@@ -93,7 +96,7 @@ fn a_check_and_its_change_are_one_step_for_all_processes() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut first, second) = (slot(dir.path()), slot(dir.path()));
     let inode = std::fs::metadata(dir.path().join(UUID)).expect("the file").ino();
-    let third = Ledger::open(dir.path(), UUID).expect("opened");
+    let third = GpuLedger::open(dir.path(), UUID).expect("opened");
     assert!(third.lock(libc::F_OFD_SETLK, libc::F_WRLCK, 0).expect("locked"));
     let asking = std::thread::spawn(move || first.hold(60, 100).expect("asked"));
     while !is_awaited(inode) {
@@ -113,7 +116,7 @@ proptest! {
     fn the_ledger_is_the_sum_of_what_was_granted(steps in prop::collection::vec((0usize..6, 0u64..60), 1..80)) {
         const CAPACITY: u64 = 100;
         let dir = tempfile::tempdir().expect("a directory");
-        let mut processes: Vec<Option<Slot>> = (0..6).map(|_| None).collect();
+        let mut processes: Vec<Option<LedgerSlot>> = (0..6).map(|_| None).collect();
         let mut model = [0u64; 6];
         for (who, bytes) in steps {
             if bytes == 0 {

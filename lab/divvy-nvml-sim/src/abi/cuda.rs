@@ -7,15 +7,15 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::{answer, machine_call, put, put_text};
 use crate::control;
-use crate::machine::{Card, Machine};
-use crate::sim::{Code, sim};
+use crate::machine::{NvmlCard, NvmlMachine};
+use crate::sim::{NvmlFailure, sim};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
 const MAJOR: c_int = 75;
 const MINOR: c_int = 76;
 
 /// Run a symbol's body, and convert NVML's code to CUDA's.
-fn cuda(body: impl FnOnce() -> Result<(), Code>) -> c_int {
+fn cuda(body: impl FnOnce() -> Result<(), NvmlFailure>) -> c_int {
     match answer(body) {
         ffi::nvmlReturn_enum_NVML_SUCCESS => 0,
         ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED => 3,
@@ -25,7 +25,7 @@ fn cuda(body: impl FnOnce() -> Result<(), Code>) -> c_int {
     }
 }
 
-fn card(machine: &Machine, device: c_int) -> Result<&Card, Code> {
+fn card(machine: &NvmlMachine, device: c_int) -> Result<&NvmlCard, NvmlFailure> {
     let index = usize::try_from(device).ok();
     let card = index.and_then(|index| machine.cards.get(index));
     card.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)

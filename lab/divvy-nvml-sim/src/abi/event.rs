@@ -6,7 +6,7 @@ use std::time::Duration;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, handle_of, index_of, put};
-use crate::sim::{Event, sim};
+use crate::sim::{XidEvent, sim};
 
 /// The event types that NVIDIA's device plugin registers: SingleBitEcc, DoubleBitEcc, and XidCritical. Only XIDs occur here.
 const SUPPORTED: c_ulonglong = 1 | 2 | 8;
@@ -72,7 +72,7 @@ unsafe extern "C" fn nvmlEventSetWait_v2(
         if data.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        let Event { gpu, xid, instances } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
+        let XidEvent { gpu, xid, instances } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
         let (gpu_instance, compute_instance) = instances.unwrap_or((NONE, NONE));
         let event = ffi::nvmlEventData_t {
             device: handle_of(gpu),
@@ -97,7 +97,7 @@ unsafe extern "C" fn nvmlEventSetWait(
         if data.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        let Event { gpu, xid, .. } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
+        let XidEvent { gpu, xid, .. } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
         // SAFETY: the caller's out parameter, which is not null.
         unsafe {
             put(&raw mut (*data).device, handle_of(gpu))?;

@@ -13,7 +13,7 @@ const FUNCTIONS: usize = 300;
 
 /// A table: its size in bytes, then the functions.
 #[repr(C)]
-struct Table {
+struct ExportTable {
     size: usize,
     functions: [extern "C" fn() -> ffi::nvmlReturn_t; FUNCTIONS],
 }
@@ -22,8 +22,8 @@ extern "C" fn not_supported() -> ffi::nvmlReturn_t {
     NOT_SUPPORTED
 }
 
-static TABLE: LazyLock<Table> = LazyLock::new(|| Table {
-    size: size_of::<Table>(),
+static TABLE: LazyLock<ExportTable> = LazyLock::new(|| ExportTable {
+    size: size_of::<ExportTable>(),
     functions: [not_supported; FUNCTIONS],
 });
 

@@ -6,8 +6,8 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, put};
 use crate::gauges;
-use crate::machine::Card;
-use crate::sim::{Code, Inner};
+use crate::machine::NvmlCard;
+use crate::sim::{NvmlFailure, NvmlSimState};
 
 /// The first compute capability of Volta. "For Volta or newer fully supported devices" (nvml.h).
 const VOLTA: u32 = 7;
@@ -18,8 +18,8 @@ const PERIOD_US: c_uint = 167_000;
 pub(super) fn call<T>(
     device: ffi::nvmlDevice_t,
     name: &str,
-    work: impl FnOnce(&Inner, &Card, usize) -> Result<T, Code>,
-) -> Result<T, Code> {
+    work: impl FnOnce(&NvmlSimState, &NvmlCard, usize) -> Result<T, NvmlFailure>,
+) -> Result<T, NvmlFailure> {
     device_call(device, |inner, card, index| {
         inner.is_readable(index, name)?;
         work(inner, card, index)
@@ -93,7 +93,7 @@ unsafe extern "C" fn nvmlDeviceGetEncoderUtilization(
     percent: *mut c_uint,
     period_us: *mut c_uint,
 ) -> ffi::nvmlReturn_t {
-    let value = |inner: &Inner, index| inner.gpu(index).and_then(|changes| changes.gauges.encoder_percent);
+    let value = |inner: &NvmlSimState, index| inner.gpu(index).and_then(|changes| changes.gauges.encoder_percent);
     // SAFETY: the caller's out parameters.
     unsafe { put_codec(device, "nvmlDeviceGetEncoderUtilization", value, percent, period_us) }
 }
@@ -104,7 +104,7 @@ unsafe extern "C" fn nvmlDeviceGetDecoderUtilization(
     percent: *mut c_uint,
     period_us: *mut c_uint,
 ) -> ffi::nvmlReturn_t {
-    let value = |inner: &Inner, index| inner.gpu(index).and_then(|changes| changes.gauges.decoder_percent);
+    let value = |inner: &NvmlSimState, index| inner.gpu(index).and_then(|changes| changes.gauges.decoder_percent);
     // SAFETY: the caller's out parameters.
     unsafe { put_codec(device, "nvmlDeviceGetDecoderUtilization", value, percent, period_us) }
 }
@@ -117,7 +117,7 @@ unsafe extern "C" fn nvmlDeviceGetDecoderUtilization(
 unsafe fn put_codec(
     device: ffi::nvmlDevice_t,
     name: &str,
-    value: fn(&Inner, usize) -> Option<u32>,
+    value: fn(&NvmlSimState, usize) -> Option<u32>,
     percent: *mut c_uint,
     period_us: *mut c_uint,
 ) -> ffi::nvmlReturn_t {
@@ -169,7 +169,7 @@ unsafe extern "C" fn nvmlDeviceGetPerformanceState(
     })
 }
 
-fn fan(device: ffi::nvmlDevice_t, name: &str) -> Result<u32, Code> {
+fn fan(device: ffi::nvmlDevice_t, name: &str) -> Result<u32, NvmlFailure> {
     call(device, name, |inner, _, index| {
         let set = inner.gpu(index).and_then(|changes| changes.gauges.fan_percent);
         set.ok_or(NOT_SUPPORTED)

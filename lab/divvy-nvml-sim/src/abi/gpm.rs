@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings as ffi;
 use super::gauges::call;
 use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, put};
 use crate::gauges;
-use crate::sim::{Code, Measured, sim};
+use crate::sim::{NvmlFailure, SampleSubject, sim};
 
 /// The first compute capability of Hopper. "For Hopper or newer fully supported devices" (nvml.h).
 const HOPPER: u32 = 9;
@@ -80,13 +80,13 @@ extern "C" fn nvmlGpmMigSampleGet(
     })
 }
 
-fn fill(sample: ffi::nvmlGpmSample_t, gpu: usize, instance: Option<u32>) -> Result<(), Code> {
+fn fill(sample: ffi::nvmlGpmSample_t, gpu: usize, instance: Option<u32>) -> Result<(), NvmlFailure> {
     let at = divvy_gpu_sim::monotonic();
-    sim().call(|inner, _| inner.fill_sample(sample.addr(), Measured { gpu, instance, at }))
+    sim().call(|inner, _| inner.fill_sample(sample.addr(), SampleSubject { gpu, instance, at }))
 }
 
 /// Return the GPU of two samples, and the GPU instance, if the second one was taken later.
-fn of_both(first: Measured, second: Measured) -> Result<(usize, Option<u32>), Code> {
+fn of_both(first: SampleSubject, second: SampleSubject) -> Result<(usize, Option<u32>), NvmlFailure> {
     let is_same = first.gpu == second.gpu && first.instance == second.instance;
     if is_same && first.at < second.at {
         Ok((first.gpu, first.instance))
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn only_samples_of_one_gpu_in_their_order_are_compared() {
-        let of = |gpu, instance, seconds| Measured {
+        let of = |gpu, instance, seconds| SampleSubject {
             gpu,
             instance,
             at: Duration::from_secs(seconds),

@@ -8,8 +8,8 @@ use divvy_gpu_sim::mig::{PROFILES, Profile, SMS_OF_SLICE};
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, mig, put};
-use crate::machine::{Card, MigDevice};
-use crate::sim::Code;
+use crate::machine::{NvmlCard, SimMigDevice};
+use crate::sim::NvmlFailure;
 
 /// The numbers of the profiles of compute instances, by their slices (`NVML_COMPUTE_INSTANCE_PROFILE_…`). A profile's id is its number.
 const COMPUTE_PROFILES: [(u32, u32); 5] = [(1, 0), (2, 1), (3, 2), (4, 3), (7, 4)];
@@ -35,42 +35,45 @@ fn compute_instance(card: usize, gpu_instance: u32, id: u32) -> ffi::nvmlCompute
     std::ptr::without_provenance_mut((id as usize + 1) * mig::FIRST * mig::FIRST + of_gpu)
 }
 
-fn within(card: &Card, gpu_instance: u32) -> impl Iterator<Item = &MigDevice> {
+fn within(card: &NvmlCard, gpu_instance: u32) -> impl Iterator<Item = &SimMigDevice> {
     card.mig.iter().filter(move |device| device.gpu_instance == gpu_instance)
 }
 
 /// Return the profile of a GPU instance as the description names it.
-fn named(card: &Card, gpu_instance: u32) -> Option<u32> {
+fn named(card: &NvmlCard, gpu_instance: u32) -> Option<u32> {
     within(card, gpu_instance).find_map(|device| device.profile)
 }
 
 /// Return the profile of a GPU instance.
-fn profile_of(card: &Card, gpu_instance: u32) -> Result<Profile, Code> {
+fn profile_of(card: &NvmlCard, gpu_instance: u32) -> Result<Profile, NvmlFailure> {
     let compute_instances = within(card, gpu_instance).count();
     Profile::of(named(card, gpu_instance), compute_instances).ok_or(NOT_FOUND)
 }
 
 /// Return the number of slices of the compute instances in a GPU instance.
-fn compute_slices(card: &Card, gpu_instance: u32) -> Result<u32, Code> {
+fn compute_slices(card: &NvmlCard, gpu_instance: u32) -> Result<u32, NvmlFailure> {
     Ok(profile_of(card, gpu_instance)?.compute_slices(named(card, gpu_instance)))
 }
 
-fn compute_profile(slices: u32) -> Result<u32, Code> {
+fn compute_profile(slices: u32) -> Result<u32, NvmlFailure> {
     let found = COMPUTE_PROFILES.iter().find(|(of, _)| *of == slices);
     found.map(|(_, number)| *number).ok_or(NOT_FOUND)
 }
 
-fn memory(card: &Card, profile: Profile) -> u64 {
+fn memory(card: &NvmlCard, profile: Profile) -> u64 {
     profile.memory_mib(card.described.memory_mib)
 }
 
 /// Return the memory of a MIG device in MiB.
-pub(super) fn memory_of(card: &Card, device: &MigDevice) -> Result<u64, Code> {
+pub(super) fn memory_of(card: &NvmlCard, device: &SimMigDevice) -> Result<u64, NvmlFailure> {
     Ok(memory(card, profile_of(card, device.gpu_instance)?))
 }
 
 /// Run a call that concerns an existing GPU instance.
-fn instance_call(instance: usize, work: impl FnOnce(&Card, usize, u32, Option<u32>) -> Result<(), Code>) -> Result<(), Code> {
+fn instance_call(
+    instance: usize,
+    work: impl FnOnce(&NvmlCard, usize, u32, Option<u32>) -> Result<(), NvmlFailure>,
+) -> Result<(), NvmlFailure> {
     let (index, gpu_instance, compute_instance) = place_of(instance).ok_or(INVALID_ARGUMENT)?;
     device_call(handle_of(index), |_, card, own| {
         within(card, gpu_instance).next().ok_or(INVALID_ARGUMENT)?;

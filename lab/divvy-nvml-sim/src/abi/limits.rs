@@ -10,9 +10,9 @@ use divvy_gpu_sim::branch;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, get_text, mig};
-use crate::changes::{Limit, LimitMode};
-use crate::machine::{Card, Pci};
-use crate::sim::{Code, Inner, sim};
+use crate::changes::{CgroupLimit, LimitMode};
+use crate::machine::{NvmlCard, Pci};
+use crate::sim::{NvmlFailure, NvmlSimState, sim};
 
 const MIB: u64 = 1 << 20;
 /// The value that means "no limit".
@@ -22,7 +22,7 @@ const DMEM_MAX: &str = "dmem.max";
 
 /// The argument of nvmlDeviceSetMemoryLimits_v1 (`nvmlSetMemoryLimits_v1_t`).
 #[repr(C)]
-struct SetLimits {
+struct SetLimitsArgument {
     /// The full path of the cgroup's directory.
     name_space: *const c_char,
     soft: u64,
@@ -31,7 +31,7 @@ struct SetLimits {
 
 /// The argument of nvmlDeviceGetMemoryLimits_v1 (`nvmlGetMemoryLimits_v1_t`).
 #[repr(C)]
-struct GetLimits {
+struct GetMemoryLimits {
     name_space: *const c_char,
     soft: u64,
     hard: u64,
@@ -43,7 +43,10 @@ const FIRST_BRANCH: u32 = 615;
 
 /// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none. The control socket can give them to an older driver, so its library has these
 /// functions, which answer until then as if they were not there.
-fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, LimitMode) -> Result<T, Code>) -> Result<T, Code> {
+fn call<T>(
+    device: ffi::nvmlDevice_t,
+    work: impl FnOnce(&NvmlSimState, &NvmlCard, usize, LimitMode) -> Result<T, NvmlFailure>,
+) -> Result<T, NvmlFailure> {
     let branch = super::machine_call(|machine| Ok(branch(&machine.driver)))?;
     mig::call_with_part(device, |inner, card, index, part| {
         let mode = inner
@@ -58,7 +61,7 @@ fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, Li
     })
 }
 
-fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<(), Code> {
+fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<(), NvmlFailure> {
     let path = Path::new(cgroup);
     let (index, kernel) = call(device, |inner, card, index, mode| {
         inner.limit_can_be_set(index)?;
@@ -76,7 +79,7 @@ fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<
     if let Some((file, region)) = kernel {
         write_kernel(&file, &region, hard).map_err(|_| NOT_FOUND)?;
     }
-    let limit = Limit { soft, hard };
+    let limit = CgroupLimit { soft, hard };
     let index = u32::try_from(index).map_err(|_| ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN)?;
     let changed = sim().change(|changes, _| {
         let gpu = changes.gpus.entry(index).or_default();
@@ -102,7 +105,7 @@ fn write_kernel(file: &Path, region: &str, hard: u64) -> std::io::Result<()> {
 }
 
 /// Return the limit on the cgroup of this process, if that very cgroup has one, and the memory that the cgroup's processes use, in bytes.
-pub(super) fn own(inner: &Inner, card: &Card, index: usize) -> Result<Option<(u64, u64)>, Code> {
+pub(super) fn own(inner: &NvmlSimState, card: &NvmlCard, index: usize) -> Result<Option<(u64, u64)>, NvmlFailure> {
     if !card.mig.is_empty() || matches!(inner.limit_mode(), Some(LimitMode::Off | LimitMode::Forgotten)) {
         return Ok(None);
     }
@@ -129,7 +132,7 @@ fn own_cgroup() -> Option<&'static Path> {
 }
 
 /// Return the limit of the nearest cgroup that has one, and the memory that the cgroup's processes use, in bytes.
-fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
+fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(CgroupLimit, u64), NvmlFailure> {
     call(device, |inner, card, index, mode| {
         let path = Path::new(cgroup);
         if !path.is_absolute() || !path.is_dir() {
@@ -140,12 +143,12 @@ fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
         let limit = match mode {
             // The driver's own list. A cgroup that was never set cannot be told from a driver without this function.
             LimitMode::Misc | LimitMode::Off => above().find_map(|path| limits.get(path).copied()).ok_or(NOT_SUPPORTED)?,
-            LimitMode::Forgotten => &Limit { soft: 0, hard: MAX },
+            LimitMode::Forgotten => &CgroupLimit { soft: 0, hard: MAX },
             // The kernel's files.
             LimitMode::Dmem => {
                 let has_files = |path: &&str| Path::new(path).join(DMEM_MAX).exists();
                 let nearest = above().find(has_files).ok_or(NOT_FOUND)?;
-                limits.get(nearest).copied().unwrap_or(&Limit { soft: 0, hard: MAX })
+                limits.get(nearest).copied().unwrap_or(&CgroupLimit { soft: 0, hard: MAX })
             }
         };
         Ok((*limit, used(inner, card, index, path)?))
@@ -153,7 +156,7 @@ fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
 }
 
 /// Return the memory that the processes of a cgroup use, in bytes.
-fn used(inner: &Inner, card: &Card, index: usize, cgroup: &Path) -> Result<u64, Code> {
+fn used(inner: &NvmlSimState, card: &NvmlCard, index: usize, cgroup: &Path) -> Result<u64, NvmlFailure> {
     let processes = inner.processes(card, index, None)?.into_iter();
     Ok(processes
         .filter(|(pid, _)| is_in(*pid, cgroup))
@@ -178,7 +181,10 @@ fn cgroup_of(pid: u32) -> Option<PathBuf> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(device: ffi::nvmlDevice_t, limits: *const SetLimits) -> ffi::nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(
+    device: ffi::nvmlDevice_t,
+    limits: *const SetLimitsArgument,
+) -> ffi::nvmlReturn_t {
     answer(|| {
         // SAFETY: null, or the caller's value.
         let limits = unsafe { limits.as_ref() }.ok_or(INVALID_ARGUMENT)?;
@@ -189,7 +195,7 @@ unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(device: ffi::nvmlDevice_t, lim
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(device: ffi::nvmlDevice_t, limits: *mut GetLimits) -> ffi::nvmlReturn_t {
+unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(device: ffi::nvmlDevice_t, limits: *mut GetMemoryLimits) -> ffi::nvmlReturn_t {
     answer(|| {
         // SAFETY: null, or the caller's value, which nothing else uses meanwhile.
         let limits = unsafe { limits.as_mut() }.ok_or(INVALID_ARGUMENT)?;

@@ -5,8 +5,8 @@ use std::ffi::c_uint;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, put};
-use crate::machine::{Card, Machine, MigDevice};
-use crate::sim::{Code, Inner, sim};
+use crate::machine::{NvmlCard, NvmlMachine, SimMigDevice};
+use crate::sim::{NvmlFailure, NvmlSimState, sim};
 
 /// The limit of GPU indices. The handle of a MIG device contains the GPU's handle in the bits below this value, and the MIG device's index plus 1
 /// above them.
@@ -32,7 +32,7 @@ pub(super) fn index_of(device: ffi::nvmlDevice_t) -> Option<usize> {
 }
 
 /// Return the GPU's index and the handle of the MIG device with this UUID.
-pub(super) fn by_uuid(machine: &Machine, uuid: &str) -> Option<(usize, ffi::nvmlDevice_t)> {
+pub(super) fn by_uuid(machine: &NvmlMachine, uuid: &str) -> Option<(usize, ffi::nvmlDevice_t)> {
     let mut cards = machine.cards.iter().enumerate();
     cards.find_map(|(card, described)| {
         let index = described.mig.iter().position(|mig| mig.uuid == uuid)?;
@@ -43,8 +43,8 @@ pub(super) fn by_uuid(machine: &Machine, uuid: &str) -> Option<(usize, ffi::nvml
 /// Run a call that concerns a GPU, or a MIG device of it: in this case with the position of the MIG device.
 pub(super) fn call_with_part<T>(
     device: ffi::nvmlDevice_t,
-    work: impl FnOnce(&Inner, &Card, usize, Option<usize>) -> Result<T, Code>,
-) -> Result<T, Code> {
+    work: impl FnOnce(&NvmlSimState, &NvmlCard, usize, Option<usize>) -> Result<T, NvmlFailure>,
+) -> Result<T, NvmlFailure> {
     let Some((index, mig)) = place_of(device) else {
         return device_call(device, |inner, card, index| work(inner, card, index, None));
     };
@@ -56,14 +56,17 @@ pub(super) fn call_with_part<T>(
 }
 
 /// Run a call that concerns one MIG device. Fail if its GPU is lost.
-pub(super) fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&MigDevice) -> Result<T, Code>) -> Result<T, Code> {
+pub(super) fn call<T>(
+    device: ffi::nvmlDevice_t,
+    work: impl FnOnce(&SimMigDevice) -> Result<T, NvmlFailure>,
+) -> Result<T, NvmlFailure> {
     call_with_card(device, |_, mig| work(mig))
 }
 
 pub(super) fn call_with_card<T>(
     device: ffi::nvmlDevice_t,
-    work: impl FnOnce(&Card, &MigDevice) -> Result<T, Code>,
-) -> Result<T, Code> {
+    work: impl FnOnce(&NvmlCard, &SimMigDevice) -> Result<T, NvmlFailure>,
+) -> Result<T, NvmlFailure> {
     let (card, index) = place_of(device).ok_or(INVALID_ARGUMENT)?;
     sim().call(|inner, machine| {
         let card = inner.present(machine, card)?;

@@ -6,8 +6,8 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::device::pci_info;
 use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, index_of, put};
-use crate::machine::Card;
-use crate::sim::{Code, sim};
+use crate::machine::NvmlCard;
+use crate::sim::{NvmlFailure, sim};
 
 /// The largest number of NVLinks that NVML reports (NVML_NVLINK_MAX_LINKS). A description may have more.
 const MAX_LINKS: usize = 18;
@@ -30,7 +30,7 @@ unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
 }
 
 /// Return the GPU at the other end of an NVLink; `None` for a link that is not connected.
-fn peer(card: &Card, link: c_uint) -> Result<Option<usize>, Code> {
+fn peer(card: &NvmlCard, link: c_uint) -> Result<Option<usize>, NvmlFailure> {
     let link = link as usize;
     if link >= MAX_LINKS.max(card.nvlinks.len()) {
         return Err(INVALID_ARGUMENT);

@@ -6,20 +6,20 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::process::put_list;
 use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, mig};
-use crate::sim::Code;
+use crate::sim::NvmlFailure;
 
 /// The first compute capability of Maxwell. "For Maxwell or newer fully supported devices" (nvml.h).
 const MAXWELL: u32 = 5;
 
-type Sample = ffi::nvmlProcessUtilizationSample_t;
+type ProcessSample = ffi::nvmlProcessUtilizationSample_t;
 
-fn samples(device: ffi::nvmlDevice_t, since: u64) -> Result<Vec<Sample>, Code> {
+fn samples(device: ffi::nvmlDevice_t, since: u64) -> Result<Vec<ProcessSample>, NvmlFailure> {
     mig::call_with_part(device, |inner, card, index, part| {
         // "On MIG-enabled GPUs, querying process utilization is not currently supported" (nvml.h).
         if part.is_some() || card.described.mig.is_some() || card.cc.0 < MAXWELL {
             return Err(NOT_SUPPORTED);
         }
-        let samples = inner.samples(card, index, since)?.into_iter().map(|of| Sample {
+        let samples = inner.samples(card, index, since)?.into_iter().map(|of| ProcessSample {
             pid: of.pid,
             timeStamp: of.at,
             smUtil: of.percent,
@@ -35,7 +35,7 @@ fn samples(device: ffi::nvmlDevice_t, since: u64) -> Result<Vec<Sample>, Code> {
 ///
 /// # Safety
 /// `count` is null or valid, and `to` is null or has room for `*count` samples.
-unsafe fn put_samples(samples: Vec<Sample>, to: *mut Sample, count: *mut c_uint) -> Result<(), Code> {
+unsafe fn put_samples(samples: Vec<ProcessSample>, to: *mut ProcessSample, count: *mut c_uint) -> Result<(), NvmlFailure> {
     if samples.is_empty() {
         return Err(NOT_FOUND);
     }
@@ -51,7 +51,7 @@ unsafe fn put_samples(samples: Vec<Sample>, to: *mut Sample, count: *mut c_uint)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device: ffi::nvmlDevice_t,
-    utilization: *mut Sample,
+    utilization: *mut ProcessSample,
     count: *mut c_uint,
     since: c_ulonglong,
 ) -> ffi::nvmlReturn_t {
@@ -70,8 +70,8 @@ mod tests {
 
     use super::*;
 
-    fn sample(pid: u32) -> Sample {
-        Sample {
+    fn sample(pid: u32) -> ProcessSample {
+        ProcessSample {
             pid,
             timeStamp: 0,
             smUtil: 0,

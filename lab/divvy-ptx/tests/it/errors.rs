@@ -1,6 +1,6 @@
 //! What is refused, and how.
 
-use divvy_ptx::{Code, Module};
+use divvy_ptx::{EntryCode, Module};
 
 fn with_body(body: &str) -> String {
     format!(
@@ -79,7 +79,7 @@ fn a_text_that_is_no_module_is_refused() {
 fn the_body_of_an_entry_can_stay_unread() {
     let text = with_body("foo.u32 {%a, %b};");
     let module = Module::parse(&text, |name| name == "k").expect("a module");
-    assert!(matches!(module.entries["k"], Code::Unread));
+    assert!(matches!(module.entries["k"], EntryCode::Unread));
     assert!(module.kernel("k").is_none());
     Module::parse(&text, |name| name == "other").expect_err("it is read");
 }

@@ -1,6 +1,6 @@
 //! The meaning of each instruction, as a table.
 
-use divvy_ptx::{Fault, Order};
+use divvy_ptx::{KernelFault, ThreadOrder};
 
 use crate::memory::{U64, Window, launch, module};
 
@@ -30,7 +30,7 @@ fn result(instruction: &str, kind: &str, result: &str, values: &[u64]) -> u64 {
         memory.put(AT + 8 * index as u64, &value.to_le_bytes());
     }
     let kernel = module.kernel("k").expect("it");
-    let run = kernel.run(&launch(kernel, [1, 1], [1, 1], &[U64(AT)], Order::Forward), &mut memory);
+    let run = kernel.run(&launch(kernel, [1, 1], [1, 1], &[U64(AT)], ThreadOrder::Forward), &mut memory);
     run.unwrap_or_else(|fault| panic!("{instruction}: {fault}"));
     u64::from_le_bytes(memory.get(AT + 24, 8).try_into().expect("8 bytes"))
 }
@@ -263,7 +263,7 @@ fn wrong_memory_is_a_fault_with_its_line() {
     let cases = [
         (
             "ld.global.u32 %a, [%at + 8];",
-            Fault::IllegalAddress {
+            KernelFault::IllegalAddress {
                 line,
                 address: address + 8,
             },
@@ -271,7 +271,7 @@ fn wrong_memory_is_a_fault_with_its_line() {
         ),
         (
             "st.global.u32 [%at - 4], 1;",
-            Fault::IllegalAddress {
+            KernelFault::IllegalAddress {
                 line,
                 address: address - 4,
             },
@@ -279,7 +279,7 @@ fn wrong_memory_is_a_fault_with_its_line() {
         ),
         (
             "ld.global.u32 %a, [%at + 2];",
-            Fault::Misaligned {
+            KernelFault::Misaligned {
                 line,
                 address: address + 2,
             },
@@ -287,7 +287,7 @@ fn wrong_memory_is_a_fault_with_its_line() {
         ),
         (
             "ld.global.v2.u32 {%a, %a}, [%at + 4];",
-            Fault::Misaligned {
+            KernelFault::Misaligned {
                 line,
                 address: address + 4,
             },
@@ -295,7 +295,7 @@ fn wrong_memory_is_a_fault_with_its_line() {
         ),
         (
             "red.global.add.u32 [%at + 8], 1;",
-            Fault::IllegalAddress {
+            KernelFault::IllegalAddress {
                 line,
                 address: address + 8,
             },
@@ -303,20 +303,20 @@ fn wrong_memory_is_a_fault_with_its_line() {
         ),
         (
             "st.shared.u32 [word + 4], 1;",
-            Fault::IllegalAddress { line, address: 4 },
+            KernelFault::IllegalAddress { line, address: 4 },
             Some(700),
         ),
         (
             "ld.shared.u32 %a, [word + 1];",
-            Fault::Misaligned { line, address: 1 },
+            KernelFault::Misaligned { line, address: 1 },
             Some(716),
         ),
-        ("AGAIN: bra AGAIN;", Fault::Endless { line }, None),
+        ("AGAIN: bra AGAIN;", KernelFault::Endless { line }, None),
     ];
     for (body, fault, code) in cases {
         let module = module(&text(body));
         let kernel = module.kernel("k").expect("it");
-        let launched = launch(kernel, [1, 1], [1, 1], &[U64(AT)], Order::Forward);
+        let launched = launch(kernel, [1, 1], [1, 1], &[U64(AT)], ThreadOrder::Forward);
         let found = kernel.run(&launched, &mut Window::new(AT, 8)).expect_err(body);
         assert_eq!((found, found.code()), (fault, code), "{body}");
     }

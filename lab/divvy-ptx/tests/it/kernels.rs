@@ -1,6 +1,6 @@
 //! The kernels of `divvy smoke` against the same calculation in Rust.
 
-use divvy_ptx::{Launch, Order};
+use divvy_ptx::{KernelLaunch, ThreadOrder};
 use proptest::prelude::*;
 
 use crate::memory::{SMOKE, TENSOR, U32, U64, Window, launch, module, run};
@@ -133,9 +133,9 @@ fn words_with_a_long_index_are_filled_and_checked() {
         let mut only = |name, arguments: &[_]| {
             let kernel = module.kernel(name).expect("it");
             let block = [(first / 4 / u64::from(threads)) as u32, 0, 0];
-            let launched = Launch {
+            let launched = KernelLaunch {
                 only: Some(block),
-                ..launch(kernel, [block[0] + 1, 1], [threads, 1], arguments, Order::Forward)
+                ..launch(kernel, [block[0] + 1, 1], [threads, 1], arguments, ThreadOrder::Forward)
             };
             kernel.run(&launched, &mut memory).expect("it runs");
             memory.words(AT + 4 * first, 4 * threads as usize + 6)
@@ -148,9 +148,9 @@ fn words_with_a_long_index_are_filled_and_checked() {
         let kernel = module.kernel("check").expect("it");
         let block = [(first / 4 / u64::from(threads)) as u32, 0, 0];
         let arguments = [U64(AT), U64(words), U32(kind), U32(7), U64(result)];
-        let launched = Launch {
+        let launched = KernelLaunch {
             only: Some(block),
-            ..launch(kernel, [block[0] + 1, 1], [threads, 1], &arguments, Order::Forward)
+            ..launch(kernel, [block[0] + 1, 1], [threads, 1], &arguments, ThreadOrder::Forward)
         };
         kernel.run(&launched, &mut memory).expect("it runs");
         let found = bytes_of(&[1, first + 10, 4 * u64::from(threads)], u64::to_le_bytes);
@@ -197,9 +197,9 @@ fn sixty_four_mebibytes_are_filled_and_checked_in_some_seconds() {
         ("check", vec![U64(AT), U64(words), U32(2), U32(1), U64(result)]),
     ] {
         let kernel = module.kernel(name).expect("it");
-        let launched = Launch {
+        let launched = KernelLaunch {
             limit: u64::MAX,
-            ..launch(kernel, [8, 1], [256, 1], &arguments, Order::Forward)
+            ..launch(kernel, [8, 1], [256, 1], &arguments, ThreadOrder::Forward)
         };
         instructions += kernel.run(&launched, &mut memory).expect("it runs").instructions;
     }

@@ -1,6 +1,6 @@
 //! Memory for kernels: a window of bytes at an address.
 
-use divvy_ptx::{Fault, Kernel, Launch, Memory, Module, Order, Outcome};
+use divvy_ptx::{DeviceMemory, Kernel, KernelFault, KernelLaunch, KernelOutcome, Module, ThreadOrder};
 
 /// The kernels of `divvy smoke`.
 pub(crate) const SMOKE: &str = include_str!("../../../../crates/divvy-smoke/src/kernels/smoke.ptx");
@@ -60,7 +60,7 @@ impl Window {
     }
 }
 
-impl Memory for Window {
+impl DeviceMemory for Window {
     fn load(&mut self, address: u64, to: &mut [u8]) -> Option<()> {
         to.copy_from_slice(&self.bytes[self.range(address, to.len())?]);
         if let Some((_, value)) = self.race.take_if(|(at, _)| *at == address) {
@@ -99,8 +99,14 @@ pub(crate) fn parameters(kernel: &Kernel, arguments: &[Argument]) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn launch(kernel: &Kernel, grid: [u32; 2], block: [u32; 2], arguments: &[Argument], order: Order) -> Launch {
-    Launch {
+pub(crate) fn launch(
+    kernel: &Kernel,
+    grid: [u32; 2],
+    block: [u32; 2],
+    arguments: &[Argument],
+    order: ThreadOrder,
+) -> KernelLaunch {
+    KernelLaunch {
         grid: [grid[0], grid[1], 1],
         only: None,
         block: [block[0], block[1], 1],
@@ -119,9 +125,9 @@ pub(crate) fn run(
     block: [u32; 2],
     arguments: &[Argument],
     memory: &mut Window,
-) -> Result<Outcome, Fault> {
+) -> Result<KernelOutcome, KernelFault> {
     let kernel = module.kernel(name).expect("the kernel");
-    kernel.run(&launch(kernel, grid, block, arguments, Order::Forward), memory)
+    kernel.run(&launch(kernel, grid, block, arguments, ThreadOrder::Forward), memory)
 }
 
 pub(crate) fn module(text: &str) -> Module {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use divvy_ptx::{Launch, Module, Order};
+use divvy_ptx::{KernelLaunch, Module, ThreadOrder};
 
 use crate::kernels::word;
 use crate::memory::{Argument, SMOKE, TENSOR, U32, U64, Window, launch};
@@ -108,9 +108,9 @@ fn right(
     check: &dyn Fn(&mut Window) -> bool,
 ) -> bool {
     let Some(kernel) = module.kernel(name) else { return false };
-    [Order::Forward, Order::Backward].into_iter().all(|order| {
+    [ThreadOrder::Forward, ThreadOrder::Backward].into_iter().all(|order| {
         let mut memory = fill();
-        let launched = Launch {
+        let launched = KernelLaunch {
             limit: LIMIT,
             only,
             ..launch(kernel, grid.0, grid.1, arguments, order)

@@ -1,6 +1,6 @@
 //! Threads, blocks, barriers, and time.
 
-use divvy_ptx::{Fault, Launch, Order};
+use divvy_ptx::{KernelFault, KernelLaunch, ThreadOrder};
 
 use crate::memory::{SMOKE, U32, U64, Window, launch, module};
 
@@ -26,7 +26,10 @@ fn each_thread_knows_where_it_is() {
     let kernel = module.kernel("k").expect("it");
     let mut memory = Window::new(AT, 4 * 3 * 2 * 40);
     kernel
-        .run(&launch(kernel, [3, 2], [8, 5], &[U64(AT)], Order::Backward), &mut memory)
+        .run(
+            &launch(kernel, [3, 2], [8, 5], &[U64(AT)], ThreadOrder::Backward),
+            &mut memory,
+        )
         .expect("it runs");
     let expected: Vec<u32> = (0..240)
         .map(|index| index + ((index % 40 % 32) << 16) + ((index % 40 / 32) << 24))
@@ -60,7 +63,7 @@ fn a_missing_barrier_gives_other_results_in_one_of_the_orders() {
     let right: Vec<u32> = (0..64).map(|thread| (thread + 1) % 64).collect();
     let with = text("bar.sync 0;");
     assert_eq!(
-        (run(&with, Order::Forward), run(&with, Order::Backward)),
+        (run(&with, ThreadOrder::Forward), run(&with, ThreadOrder::Backward)),
         (right.clone(), right.clone())
     );
     let without = text("");
@@ -68,7 +71,7 @@ fn a_missing_barrier_gives_other_results_in_one_of_the_orders() {
     let mut forward = vec![0x5a5a_5a5a; 64];
     forward[63] = 0;
     assert_eq!(
-        (run(&without, Order::Forward), run(&without, Order::Backward)),
+        (run(&without, ThreadOrder::Forward), run(&without, ThreadOrder::Backward)),
         (forward, right)
     );
 }
@@ -84,7 +87,10 @@ fn threads_that_have_ended_do_not_hold_up_a_barrier() {
     let mut memory = Window::new(AT, 4);
     memory.put(AT, &[0; 4]);
     kernel
-        .run(&launch(kernel, [1, 1], [64, 1], &[U64(AT)], Order::Forward), &mut memory)
+        .run(
+            &launch(kernel, [1, 1], [64, 1], &[U64(AT)], ThreadOrder::Forward),
+            &mut memory,
+        )
         .expect("it ends");
     assert_eq!(memory.words(AT, 1), [2]);
 }
@@ -99,12 +105,16 @@ fn a_multiplication_needs_the_whole_warp() {
     let module = module(text);
     let kernel = module.kernel("k").expect("it");
     let run = |threads, lanes| {
-        let launched = launch(kernel, [1, 1], [threads, 1], &[U32(lanes)], Order::Forward);
+        let launched = launch(kernel, [1, 1], [threads, 1], &[U32(lanes)], ThreadOrder::Forward);
         kernel.run(&launched, &mut Window::new(AT, 0)).map(drop)
     };
     assert_eq!(run(64, 64), Ok(()));
     for (threads, lanes) in [(64, 40), (16, 16)] {
-        assert_eq!(run(threads, lanes), Err(Fault::Diverged { line: 4 }), "{threads} {lanes}");
+        assert_eq!(
+            run(threads, lanes),
+            Err(KernelFault::Diverged { line: 4 }),
+            "{threads} {lanes}"
+        );
     }
 }
 
@@ -113,46 +123,50 @@ fn time_passes_only_for_a_kernel_that_looks_at_it() {
     let module = module(SMOKE);
     let kernel = module.kernel("spin").expect("it");
     let spin = |nanoseconds: u64, limit: u64| {
-        let launched = Launch {
+        let launched = KernelLaunch {
             limit,
-            ..launch(kernel, [2, 1], [32, 1], &[U64(nanoseconds)], Order::Forward)
+            ..launch(kernel, [2, 1], [32, 1], &[U64(nanoseconds)], ThreadOrder::Forward)
         };
         kernel.run(&launched, &mut Window::new(AT, 0))
     };
     let waited = spin(5_000_000, 100_000_000).expect("it ends").nanoseconds;
     assert!((5_000_000..5_010_000).contains(&waited), "{waited}");
-    assert!(matches!(spin(u64::MAX, 1000), Err(Fault::Endless { .. })));
+    assert!(matches!(spin(u64::MAX, 1000), Err(KernelFault::Endless { .. })));
 }
 
 #[test]
 fn a_launch_that_does_not_fit_is_refused() {
     let module = module(SMOKE);
     let kernel = module.kernel("spin").expect("it");
-    let right = launch(kernel, [1, 1], [1, 1], &[U64(0)], Order::Forward);
+    let right = launch(kernel, [1, 1], [1, 1], &[U64(0)], ThreadOrder::Forward);
     let cases = [
-        Launch {
+        KernelLaunch {
             grid: [1, 0, 1],
             ..right.clone()
         },
-        Launch {
+        KernelLaunch {
             block: [1025, 1, 1],
             ..right.clone()
         },
-        Launch {
+        KernelLaunch {
             block: [0, 1, 1],
             ..right.clone()
         },
-        Launch {
+        KernelLaunch {
             block: [u32::MAX, u32::MAX, 2],
             ..right.clone()
         },
-        Launch {
+        KernelLaunch {
             parameters: vec![0; 4],
             ..right.clone()
         },
     ];
     assert!(kernel.run(&right, &mut Window::new(AT, 0)).is_ok());
     for launch in cases {
-        assert_eq!(kernel.run(&launch, &mut Window::new(AT, 0)), Err(Fault::Launch), "{launch:?}");
+        assert_eq!(
+            kernel.run(&launch, &mut Window::new(AT, 0)),
+            Err(KernelFault::Launch),
+            "{launch:?}"
+        );
     }
 }

@@ -6,16 +6,16 @@ use serde_json::Value;
 
 use super::error::{ApiError, FieldError};
 use super::pods;
-use super::resources::{Resource, Target};
+use super::resources::{RequestTarget, ServedResource};
 use super::set_or_remove::set_or_remove;
-use super::store::Inner;
+use super::store::StoreContent;
 
 pub(crate) fn wrong_namespace() -> ApiError {
     ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request")
 }
 
 /// Set the object's namespace to that of the path, or refuse a different one.
-pub(crate) fn place_in_namespace(target: &Target, body: &mut Value) -> Result<(), ApiError> {
+pub(crate) fn place_in_namespace(target: &RequestTarget, body: &mut Value) -> Result<(), ApiError> {
     let have = body["metadata"]["namespace"].as_str().unwrap_or("");
     if !have.is_empty() && have != target.namespace {
         return Err(wrong_namespace());
@@ -33,7 +33,7 @@ pub(crate) fn place_in_namespace(target: &Target, body: &mut Value) -> Result<()
 }
 
 /// NamespaceLifecycle admission: refuse objects in a namespace that does not exist or is being deleted.
-pub(crate) fn namespace(inner: &Inner, resource: &Resource, namespace: &str) -> Result<(), ApiError> {
+pub(crate) fn namespace(inner: &StoreContent, resource: &ServedResource, namespace: &str) -> Result<(), ApiError> {
     if !resource.namespaced {
         return Ok(());
     }
@@ -48,7 +48,7 @@ pub(crate) fn namespace(inner: &Inner, resource: &Resource, namespace: &str) -> 
     }
 }
 
-pub(crate) fn name(resource: &Resource, name: &str) -> Result<(), ApiError> {
+pub(crate) fn name(resource: &ServedResource, name: &str) -> Result<(), ApiError> {
     let refuse = |detail: &str| {
         let error = FieldError::invalid("metadata.name", &Value::String(name.to_owned()), detail);
         Err(ApiError::invalid(&resource.group, &resource.kind, name, &[error]))
@@ -72,7 +72,7 @@ pub(crate) fn name(resource: &Resource, name: &str) -> Result<(), ApiError> {
 }
 
 /// Refuse labels and annotations that are not maps of strings, as the decoder would.
-pub(crate) fn metadata(resource: &Resource, body: &Value) -> Result<(), ApiError> {
+pub(crate) fn metadata(resource: &ServedResource, body: &Value) -> Result<(), ApiError> {
     let wrong = |what: &str| {
         let (version, kind) = (&resource.version, &resource.kind);
         ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {what}"))
@@ -105,7 +105,7 @@ pub(crate) fn metadata(resource: &Resource, body: &Value) -> Result<(), ApiError
 
 /// Decode pods, nodes, and leases as their kinds, and drop fields that the kinds do not have, or refuse them if `strict`. Other kinds are
 /// accepted as they are.
-pub(crate) fn types(resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
+pub(crate) fn types(resource: &ServedResource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
     use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, core::v1::Pod};
     let decoded = match (resource.group.as_ref(), resource.plural.as_ref()) {
         ("", "pods") => {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::resources::{Resource, Resources};
+use super::resources::{ServedResource, ServedResources};
 
 /// The Kubernetes version that the server imitates.
 pub(crate) const VERSION: &str = "v1.36.3";
@@ -17,7 +17,7 @@ pub(crate) fn version() -> Value {
 }
 
 /// Return the response to a GET that names no object, or `None` if there is no such page.
-pub(crate) fn page(resources: &Resources, segments: &[String]) -> Option<Value> {
+pub(crate) fn page(resources: &ServedResources, segments: &[String]) -> Option<Value> {
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match segments.as_slice() {
         ["version"] => Some(version()),
@@ -51,7 +51,7 @@ pub(crate) fn page(resources: &Resources, segments: &[String]) -> Option<Value> 
     }
 }
 
-fn groups(resources: &Resources) -> BTreeMap<String, Vec<String>> {
+fn groups(resources: &ServedResources) -> BTreeMap<String, Vec<String>> {
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for resource in resources.all().iter().filter(|r| !r.group.is_empty()) {
         let versions = groups.entry(resource.group.to_string()).or_default();
@@ -70,7 +70,7 @@ fn api_group(group: &str, versions: &[String]) -> Value {
     json!({"name": group, "preferredVersion": versions.first(), "versions": versions})
 }
 
-fn resource_list(resources: &Resources, group: &str, version: &str) -> Option<Value> {
+fn resource_list(resources: &ServedResources, group: &str, version: &str) -> Option<Value> {
     let mut list = Vec::new();
     for resource in resources.all().iter().filter(|r| r.group == group && r.version == version) {
         let verbs = [
@@ -112,14 +112,14 @@ fn resource_list(resources: &Resources, group: &str, version: &str) -> Option<Va
 }
 
 /// Return the group versions: `api/v1`, `apis/apps/v1`, …
-fn versions(resources: &Resources) -> Vec<String> {
+fn versions(resources: &ServedResources) -> Vec<String> {
     let mut paths: Vec<String> = resources.all().iter().map(|r| version_path(r)).collect();
     paths.sort();
     paths.dedup();
     paths
 }
 
-fn version_path(resource: &Resource) -> String {
+fn version_path(resource: &ServedResource) -> String {
     if resource.group.is_empty() {
         format!("api/{}", resource.version)
     } else {
@@ -130,7 +130,7 @@ fn version_path(resource: &Resource) -> String {
 /// Return the smallest OpenAPI v3 document that tells kubectl that PATCH supports `fieldValidation`. kubectl then leaves
 /// validation to the server, and `kubectl apply` works without `--validate=false`. There are no schemas, so `kubectl explain`
 /// does not work.
-fn openapi(resources: &Resources, path: &str) -> Option<Value> {
+fn openapi(resources: &ServedResources, path: &str) -> Option<Value> {
     let mut paths = serde_json::Map::new();
     for resource in resources.all().iter().filter(|r| version_path(r) == path) {
         let namespace = if resource.namespaced { "/namespaces/{namespace}" } else { "" };

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::resources::Resource;
+use super::resources::ServedResource;
 
 /// The pairs of field names: core/v1, events.k8s.io/v1.
 const RENAMED: &[(&str, &str)] = &[
@@ -20,7 +20,7 @@ const RENAMED: &[(&str, &str)] = &[
 ];
 
 /// Return a stored object in the form that a client of this resource sees.
-pub(crate) fn to_view<'a>(resource: &Resource, object: &'a Value) -> Cow<'a, Value> {
+pub(crate) fn to_view<'a>(resource: &ServedResource, object: &'a Value) -> Cow<'a, Value> {
     if resource.is_events_k8s_io() {
         Cow::Owned(renamed(object, "events.k8s.io/v1", |name| {
             RENAMED.iter().find(|(core, _)| *core == name).map(|(_, new)| *new)

@@ -8,8 +8,8 @@ use divvy_testkit::dice::Dice;
 use tokio::sync::watch;
 
 use super::error::ApiError;
-use super::registry::Registry;
-use super::store::Inner;
+use super::registry::ApiRegistry;
+use super::store::StoreContent;
 
 /// The requests that a rule matches. Unset fields match everything. Patterns may contain `*`.
 #[derive(Debug, Clone, Default)]
@@ -58,7 +58,7 @@ impl Match {
         self
     }
 
-    fn covers(&self, facts: &Facts) -> bool {
+    fn covers(&self, facts: &RequestFacts) -> bool {
         let fits = |pattern: &Option<String>, text: &str| pattern.as_deref().is_none_or(|p| glob(p, text));
         (self.verbs.is_empty() || self.verbs.iter().any(|verb| verb == facts.verb))
             && fits(&self.resource, &facts.resource)
@@ -85,7 +85,7 @@ pub enum Effect {
 
 /// A rule: which requests it matches, how often it applies, and its effect.
 #[derive(Debug, Clone)]
-pub struct Rule {
+pub struct FaultRule {
     matching: Match,
     effect: Effect,
     times: Option<u64>,
@@ -93,10 +93,10 @@ pub struct Rule {
     chance: Option<(u32, Dice)>,
 }
 
-impl Rule {
+impl FaultRule {
     /// Create a rule for every matching request.
-    pub fn new(matching: Match, effect: Effect) -> Rule {
-        Rule {
+    pub fn new(matching: Match, effect: Effect) -> FaultRule {
+        FaultRule {
             matching,
             effect,
             times: None,
@@ -105,13 +105,13 @@ impl Rule {
     }
 
     /// Apply the rule only to the first `count` matching requests.
-    pub fn times(mut self, count: u64) -> Rule {
+    pub fn times(mut self, count: u64) -> FaultRule {
         self.times = Some(count);
         self
     }
 
     /// Apply the rule with a chance of `percent`, repeatable by seed.
-    pub fn chance(mut self, percent: u32, seed: u64) -> Rule {
+    pub fn chance(mut self, percent: u32, seed: u64) -> FaultRule {
         self.chance = Some((percent, Dice::new(seed)));
         self
     }
@@ -123,7 +123,7 @@ pub struct RuleId(u64);
 
 /// The attributes of a request that rules examine.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Facts {
+pub(crate) struct RequestFacts {
     pub(crate) verb: &'static str,
     pub(crate) resource: String,
     pub(crate) namespace: String,
@@ -134,7 +134,7 @@ pub(crate) struct Facts {
 
 /// The combined effect of all rules on one request.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct FaultPlan {
     pub(crate) latency: Duration,
     pub(crate) refuse: Option<ApiError>,
     pub(crate) lose_answer: bool,
@@ -145,7 +145,7 @@ pub(crate) struct Plan {
 
 #[derive(Debug)]
 struct Active {
-    rule: Rule,
+    rule: FaultRule,
     fired: u64,
     removed: watch::Sender<()>,
 }
@@ -153,7 +153,7 @@ struct Active {
 /// The server's faults. Clones are handles to the same faults.
 #[derive(Debug, Clone)]
 pub struct Faults {
-    registry: Arc<Registry>,
+    registry: Arc<ApiRegistry>,
     rules: Arc<Mutex<(u64, BTreeMap<RuleId, Active>)>>,
     pub(crate) down: watch::Sender<bool>,
     pub(crate) held: watch::Sender<bool>,
@@ -161,7 +161,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    pub(crate) fn new(registry: Arc<Registry>) -> Faults {
+    pub(crate) fn new(registry: Arc<ApiRegistry>) -> Faults {
         Faults {
             registry,
             rules: Arc::default(),
@@ -176,7 +176,7 @@ impl Faults {
     }
 
     /// Add a rule. It applies to requests from now on. All rules that match a request take effect together.
-    pub fn add(&self, rule: Rule) -> RuleId {
+    pub fn add(&self, rule: FaultRule) -> RuleId {
         let mut rules = self.rules();
         rules.0 += 1;
         let id = RuleId(rules.0);
@@ -213,7 +213,7 @@ impl Faults {
 
     /// Forget past changes. A client that watches from an earlier revision gets 410 and must list again.
     pub fn compact(&self) {
-        self.registry.store.write(Inner::compact);
+        self.registry.store.write(StoreContent::compact);
     }
 
     /// Hold or release the watches. While held, watches deliver nothing, so that clients' caches become stale.
@@ -229,8 +229,8 @@ impl Faults {
         }
     }
 
-    pub(crate) fn plan(&self, facts: &Facts) -> Plan {
-        let mut plan = Plan::default();
+    pub(crate) fn plan(&self, facts: &RequestFacts) -> FaultPlan {
+        let mut plan = FaultPlan::default();
         for active in self.rules().1.values_mut() {
             let Active { rule, .. } = active;
             if !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {

@@ -10,16 +10,16 @@ use http::{HeaderMap, Method, Request, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, FieldError};
-use super::faults::Facts;
+use super::faults::RequestFacts;
 use super::proxy::Proxied;
 use super::registry::{DeleteOptions, Deleted, PatchKind, WriteOptions};
 use super::render::Rendering;
-use super::resources::{Path, Target};
-use super::reviews::Review;
+use super::resources::{ApiPath, RequestTarget};
+use super::reviews::ReviewKind;
 use super::rights::Attributes;
-use super::selector::Selector;
-use super::store::{Inner, Snapshot};
-use super::watch::{self, Start, WatchRequest};
+use super::selector::ListSelector;
+use super::store::{StoreContent, StoreSnapshot};
+use super::watch::{self, WatchRequest, WatchStart};
 use super::{ApiServer, discovery};
 
 /// Upstream's limit on request bodies, in bytes.
@@ -30,8 +30,8 @@ const BODY_LIMIT: usize = 3 * 1024 * 1024;
 pub(crate) struct Dropped;
 
 /// A parsed request.
-struct Call {
-    target: Target,
+struct ApiCall {
+    target: RequestTarget,
     verb: &'static str,
     query: Query,
     rendering: Rendering,
@@ -68,22 +68,22 @@ impl Query {
 pub(crate) async fn handle(State(api): State<ApiServer>, request: Request<Body>) -> Response {
     match answer(&api, request).await {
         Ok(response) => response,
-        Err(Refusal::Status(error)) => {
+        Err(RequestRefusal::Status(error)) => {
             tracing::debug!(code = error.code, message = %error, "refused a request");
             status_response(&error)
         }
-        Err(Refusal::Dropped) => dropped(),
+        Err(RequestRefusal::Dropped) => dropped(),
     }
 }
 
-enum Refusal {
+enum RequestRefusal {
     Status(ApiError),
     Dropped,
 }
 
-impl From<ApiError> for Refusal {
-    fn from(error: ApiError) -> Refusal {
-        Refusal::Status(error)
+impl From<ApiError> for RequestRefusal {
+    fn from(error: ApiError) -> RequestRefusal {
+        RequestRefusal::Status(error)
     }
 }
 
@@ -99,10 +99,10 @@ fn dropped() -> Response {
     response
 }
 
-async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Refusal> {
+async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, RequestRefusal> {
     let (parts, body) = request.into_parts();
     if *api.faults().down.borrow() {
-        return Err(Refusal::Dropped);
+        return Err(RequestRefusal::Dropped);
     }
     let mut segments = decode_path(parts.uri.path())?;
     // kubectl sends no token over plain HTTP, so the kubeconfig has it in the server's path instead: `/t/<token>/api/v1/…`.
@@ -127,7 +127,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         api.rights().check(&user, &attributes)?;
         return Ok(proxied.forward(api.endpoints(), Request::from_parts(parts, body)).await?);
     }
-    if let (Some(review), &Method::POST) = (Review::of(&names), &parts.method) {
+    if let (Some(review), &Method::POST) = (ReviewKind::of(&names), &parts.method) {
         let answer = review.answer(api, &user, &limited(body).await?)?;
         return Ok(json_response(StatusCode::CREATED, &answer));
     }
@@ -135,8 +135,8 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         .map(|query| Query(query.0))
         .map_err(|why| ApiError::bad_request(format!("the query cannot be read: {why}")))?;
     let target = match api.registry().resources.resolve(&segments) {
-        Path::Resource(target) => target,
-        Path::Unknown => {
+        ApiPath::Resource(target) => target,
+        ApiPath::Unknown => {
             let refusal = unserved(api, &segments);
             // `kubectl logs -f` repeats its request after each refusal indefinitely.
             if refusal.code == 501 && query.is_true("follow") {
@@ -144,8 +144,8 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
             }
             return Err(refusal.into());
         }
-        Path::Other if parts.method != Method::GET => return Err(ApiError::no_such_path().into()),
-        Path::Other => {
+        ApiPath::Other if parts.method != Method::GET => return Err(ApiError::no_such_path().into()),
+        ApiPath::Other => {
             let page = discovery::page(&api.registry().resources, &segments).ok_or_else(ApiError::no_such_path)?;
             return Ok(json_response(StatusCode::OK, &page));
         }
@@ -161,7 +161,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     };
     api.rights().check(&user, &attributes)?;
     let header = |name: header::HeaderName| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
-    let facts = Facts {
+    let facts = RequestFacts {
         verb,
         resource: match target.subresource.as_str() {
             "" => target.resource.qualified(),
@@ -176,13 +176,13 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     if let Some(mut gone) = plan.hang {
         // The wait ends when the rule is dropped, which is an error here.
         while gone.changed().await.is_ok() {}
-        return Err(Refusal::Dropped);
+        return Err(RequestRefusal::Dropped);
     }
     if !plan.latency.is_zero() {
         tokio::time::sleep(plan.latency).await;
     }
     if plan.lose_request {
-        return Err(Refusal::Dropped);
+        return Err(RequestRefusal::Dropped);
     }
     if let Some(error) = plan.refuse {
         return Err(error.into());
@@ -190,7 +190,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     let rendering = Rendering::choose(header(header::ACCEPT), query.get("includeObject"))?;
     let content_type = header(header::CONTENT_TYPE).to_owned();
     let body = limited(body).await?;
-    let call = Call {
+    let call = ApiCall {
         target,
         verb,
         query,
@@ -201,7 +201,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     };
     let result = call.perform(api);
     if plan.lose_answer {
-        return Err(Refusal::Dropped);
+        return Err(RequestRefusal::Dropped);
     }
     Ok(result?)
 }
@@ -244,7 +244,7 @@ fn authenticate(api: &ApiServer, in_path: Option<&str>, headers: &HeaderMap) -> 
         .ok_or_else(|| ApiError::new(401, "Unauthorized", "Unauthorized"))
 }
 
-fn verb_of(method: &Method, target: &Target, query: &Query) -> Result<&'static str, ApiError> {
+fn verb_of(method: &Method, target: &RequestTarget, query: &Query) -> Result<&'static str, ApiError> {
     let named = !target.name.is_empty();
     let verb = match (method.as_str(), target.subresource.as_str()) {
         ("GET", "") if query.is_true("watch") => "watch",
@@ -261,7 +261,7 @@ fn verb_of(method: &Method, target: &Target, query: &Query) -> Result<&'static s
     Ok(verb)
 }
 
-impl Call {
+impl ApiCall {
     fn perform(&self, api: &ApiServer) -> Result<Response, ApiError> {
         let registry = api.registry();
         let resource = &*self.target.resource;
@@ -302,7 +302,7 @@ impl Call {
             "deletecollection" => {
                 let options = self.delete_options()?;
                 let gone = registry.delete_collection(&self.target, &self.selector()?, &options, self.dry_deletion()?)?;
-                let revision = registry.store.read(Inner::revision);
+                let revision = registry.store.read(StoreContent::revision);
                 let body = self.rendering.list(resource, &gone, revision, &registry.clock);
                 Ok(plain(StatusCode::OK, "application/json", body))
             }
@@ -388,16 +388,16 @@ impl Call {
         })
     }
 
-    fn selector(&self) -> Result<Selector, ApiError> {
+    fn selector(&self) -> Result<ListSelector, ApiError> {
         let mut fields = self.query.get("fieldSelector").unwrap_or("").to_owned();
         // A watch on the path of one object is a watch on the collection that selects the object's name.
         if !self.target.name.is_empty() {
             fields = format!("metadata.name={},{fields}", self.target.name);
         }
-        Selector::parse(&self.target.resource, self.query.get("labelSelector").unwrap_or(""), &fields)
+        ListSelector::parse(&self.target.resource, self.query.get("labelSelector").unwrap_or(""), &fields)
     }
 
-    fn snapshot(&self, api: &ApiServer) -> Snapshot {
+    fn snapshot(&self, api: &ApiServer) -> StoreSnapshot {
         let storage = self.target.resource.storage();
         api.registry().store.read(|inner| inner.snapshot(&storage))
     }
@@ -471,8 +471,8 @@ impl Call {
             }
         }
         let start = match revision {
-            0 => Start::Initial(self.snapshot(api)),
-            _ => Start::After(revision),
+            0 => WatchStart::Initial(self.snapshot(api)),
+            _ => WatchStart::After(revision),
         };
         let timeout: Option<u64> = self.query.number("timeoutSeconds")?;
         let request = WatchRequest {

@@ -26,7 +26,7 @@ const UPDATE: &str = "Update";
 
 /// A manager's entry in `metadata.managedFields`.
 #[derive(Debug, Clone)]
-struct Entry {
+struct OwnershipEntry {
     manager: String,
     operation: String,
     version: String,
@@ -34,9 +34,9 @@ struct Entry {
     labels: BTreeSet<String>,
 }
 
-impl Entry {
-    fn new(writer: Writer<'_>, operation: &str, labels: BTreeSet<String>) -> Entry {
-        Entry {
+impl OwnershipEntry {
+    fn new(writer: Writer<'_>, operation: &str, labels: BTreeSet<String>) -> OwnershipEntry {
+        OwnershipEntry {
             manager: writer.manager.to_owned(),
             operation: operation.to_owned(),
             version: writer.version.to_owned(),
@@ -49,11 +49,11 @@ impl Entry {
         self.manager == manager && self.operation == operation
     }
 
-    fn read(entry: &Value) -> Entry {
+    fn read(entry: &Value) -> OwnershipEntry {
         let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
         let owned = entry["fieldsV1"]["f:metadata"]["f:labels"].as_object();
         let keys = owned.into_iter().flat_map(Map::keys);
-        Entry {
+        OwnershipEntry {
             manager: text("manager"),
             operation: text("operation"),
             version: text("apiVersion"),
@@ -84,13 +84,13 @@ fn labels(object: &Value) -> BTreeMap<&str, &str> {
     all.filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))).collect()
 }
 
-fn entries(object: &Value) -> Vec<Entry> {
+fn entries(object: &Value) -> Vec<OwnershipEntry> {
     let all = object["metadata"]["managedFields"].as_array();
-    all.into_iter().flatten().map(Entry::read).collect()
+    all.into_iter().flatten().map(OwnershipEntry::read).collect()
 }
 
 /// Return the entries of an object to which a manager applies.
-fn entries_at_apply(existing: &Value, version: &str) -> Vec<Entry> {
+fn entries_at_apply(existing: &Value, version: &str) -> Vec<OwnershipEntry> {
     let found = entries(existing);
     let there: BTreeSet<String> = labels(existing).into_keys().map(str::to_owned).collect();
     if !found.is_empty() || there.is_empty() {
@@ -101,10 +101,10 @@ fn entries_at_apply(existing: &Value, version: &str) -> Vec<Entry> {
         time: existing["metadata"]["creationTimestamp"].as_str().unwrap_or_default(),
         version,
     };
-    vec![Entry::new(before, UPDATE, there)]
+    vec![OwnershipEntry::new(before, UPDATE, there)]
 }
 
-fn written(entries: impl Iterator<Item = Entry>) -> Value {
+fn written(entries: impl Iterator<Item = OwnershipEntry>) -> Value {
     let all: Vec<Value> = entries
         .filter(|entry| !entry.labels.is_empty())
         .map(|entry| entry.write())
@@ -122,7 +122,7 @@ pub(crate) fn apply(
     force: bool,
 ) -> Result<(), ApiError> {
     let (now, wanted) = (labels(existing), labels(patch));
-    let (own, others): (Vec<Entry>, Vec<Entry>) = entries_at_apply(existing, writer.version)
+    let (own, others): (Vec<OwnershipEntry>, Vec<OwnershipEntry>) = entries_at_apply(existing, writer.version)
         .into_iter()
         .partition(|entry| entry.is_of(writer.manager, APPLY));
     let conflicts: Vec<(String, String)> = (wanted.iter())
@@ -159,8 +159,8 @@ pub(crate) fn after_apply(existing: &Value, patch: &Value, writer: Writer<'_>) -
     let own = all.iter().position(|entry| entry.is_of(writer.manager, APPLY));
     match own.map(|at| &mut all[at]) {
         Some(entry) if entry.labels == keys && !keys.iter().any(taken) => {}
-        Some(entry) => *entry = Entry::new(writer, APPLY, keys),
-        None => all.push(Entry::new(writer, APPLY, keys)),
+        Some(entry) => *entry = OwnershipEntry::new(writer, APPLY, keys),
+        None => all.push(OwnershipEntry::new(writer, APPLY, keys)),
     }
     for entry in all.iter_mut().filter(|entry| !entry.is_of(writer.manager, APPLY)) {
         entry.labels.retain(|key| !taken(key));
@@ -191,7 +191,7 @@ pub(crate) fn after_update(existing: &Value, object: &Value, writer: Writer<'_>)
                 entry.labels.extend(changed);
                 writer.time.clone_into(&mut entry.time);
             }
-            None => all.push(Entry::new(writer, UPDATE, changed)),
+            None => all.push(OwnershipEntry::new(writer, UPDATE, changed)),
         }
     }
     written(all.into_iter())

@@ -26,25 +26,25 @@ use super::error::ApiError;
 
 /// What a proxy reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum ProxyTarget {
     Service,
     Pod,
 }
 
 /// A kind, a namespace, and a name.
-type Key = (Kind, String, String);
+type ProxyKey = (ProxyTarget, String, String);
 
 /// The addresses of Services and pods. A pod has one address, whatever the port is.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<Key, SocketAddr>>>);
+pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<ProxyKey, SocketAddr>>>);
 
 impl Endpoints {
-    pub(crate) fn set(&self, kind: Kind, namespace: &str, name: &str, address: SocketAddr) {
+    pub(crate) fn set(&self, kind: ProxyTarget, namespace: &str, name: &str, address: SocketAddr) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert((kind, namespace.to_owned(), name.to_owned()), address);
     }
 
-    fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<SocketAddr> {
+    fn get(&self, kind: ProxyTarget, namespace: &str, name: &str) -> Option<SocketAddr> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&(kind, namespace.to_owned(), name.to_owned())).copied()
     }
@@ -53,7 +53,7 @@ impl Endpoints {
 /// A request to a Service or a pod, parsed from its path.
 #[derive(Debug, Clone)]
 pub(crate) struct Proxied {
-    kind: Kind,
+    kind: ProxyTarget,
     pub(crate) namespace: String,
     /// `[SCHEME:]NAME[:PORT]`, the name by which rights refer to the Service or the pod.
     pub(crate) id: String,
@@ -68,8 +68,8 @@ impl Proxied {
             return None;
         };
         let kind = match *plural {
-            "services" => Kind::Service,
-            "pods" => Kind::Pod,
+            "services" => ProxyTarget::Service,
+            "pods" => ProxyTarget::Pod,
             _ => return None,
         };
         let parts: Vec<&str> = id.split(':').collect();
@@ -89,8 +89,8 @@ impl Proxied {
 
     pub(crate) fn plural(&self) -> &'static str {
         match self.kind {
-            Kind::Service => "services",
-            Kind::Pod => "pods",
+            ProxyTarget::Service => "services",
+            ProxyTarget::Pod => "pods",
         }
     }
 
@@ -108,8 +108,8 @@ impl Proxied {
     pub(crate) async fn forward(&self, endpoints: &Endpoints, mut request: Request<Body>) -> Result<Response, ApiError> {
         let Some(address) = endpoints.get(self.kind, &self.namespace, &self.name) else {
             let text = match self.kind {
-                Kind::Service => format!("no endpoints available for service {:?}", self.name),
-                Kind::Pod => format!("address not allowed for pod {:?}", self.name),
+                ProxyTarget::Service => format!("no endpoints available for service {:?}", self.name),
+                ProxyTarget::Pod => format!("address not allowed for pod {:?}", self.name),
             };
             return Err(ApiError::new(503, "ServiceUnavailable", text));
         };

@@ -7,17 +7,17 @@ use serde_json::{Map, Value, json};
 use super::clock::Clock;
 use super::error::{ApiError, FieldError};
 use super::ownership::{self, Writer};
-use super::resources::{Resource, Resources, Target};
-use super::selector::Selector;
+use super::resources::{RequestTarget, ServedResource, ServedResources};
+use super::selector::ListSelector;
 use super::set_or_remove::set_or_remove;
-use super::store::{Inner, Key, Store};
+use super::store::{ApiStore, ObjectKey, StoreContent};
 use super::{checks, events, patch, pods};
 
 /// The store behind the API's rules.
 #[derive(Debug)]
-pub(crate) struct Registry {
-    pub(crate) store: Store,
-    pub(crate) resources: Resources,
+pub(crate) struct ApiRegistry {
+    pub(crate) store: ApiStore,
+    pub(crate) resources: ServedResources,
     pub(crate) clock: Clock,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct WriteOptions {
 
 const STALE: &str = "the object has been modified; please apply your changes to the latest version and try again";
 
-fn priority_class(inner: &Inner, name: &str) -> Option<pods::PriorityClass> {
+fn priority_class(inner: &StoreContent, name: &str) -> Option<pods::PriorityClass> {
     let key = (String::new(), name.to_owned());
     let Some(class) = inner.get("priorityclasses.scheduling.k8s.io", &key) else {
         return pods::built_in_class(name);
@@ -79,8 +79,8 @@ fn priority_class(inner: &Inner, name: &str) -> Option<pods::PriorityClass> {
     Some((class["value"].as_i64().unwrap_or(0), policy.to_owned()))
 }
 
-impl Registry {
-    pub(crate) fn create(&self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Arc<Value>, ApiError> {
+impl ApiRegistry {
+    pub(crate) fn create(&self, target: &RequestTarget, mut body: Value, options: &WriteOptions) -> Result<Arc<Value>, ApiError> {
         let resource = &*target.resource;
         self.check_body(resource, &mut body, options.strict)?;
         if !target.name.is_empty() {
@@ -111,7 +111,7 @@ impl Registry {
     }
 
     /// Set those fields of a new object that the server determines.
-    fn fresh(&self, inner: &mut Inner, resource: &Resource, mut object: Value) -> Result<Value, ApiError> {
+    fn fresh(&self, inner: &mut StoreContent, resource: &ServedResource, mut object: Value) -> Result<Value, ApiError> {
         let metadata = &mut object["metadata"];
         let uid = inner.next_uid();
         if let Value::Object(map) = metadata {
@@ -154,7 +154,7 @@ impl Registry {
     /// Handle PUT. The result's boolean is true if the object was created.
     pub(crate) fn update(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         mut body: Value,
         options: &WriteOptions,
     ) -> Result<(Arc<Value>, bool), ApiError> {
@@ -185,7 +185,7 @@ impl Registry {
     /// Handle PATCH. The result's boolean is true if the object was created, which only apply does.
     pub(crate) fn patch(
         &self,
-        target: &Target,
+        target: &RequestTarget,
         kind: PatchKind,
         body: &Value,
         options: &WriteOptions,
@@ -247,8 +247,8 @@ impl Registry {
     /// Finish a PUT or PATCH: preconditions, immutable fields, validation, and the commit. `applied` is the body of an apply.
     fn replace(
         &self,
-        inner: &mut Inner,
-        target: &Target,
+        inner: &mut StoreContent,
+        target: &RequestTarget,
         existing: &Arc<Value>,
         mut new: Value,
         options: &WriteOptions,
@@ -331,12 +331,18 @@ impl Registry {
         Ok(commit(inner, resource, new, options.dry_run))
     }
 
-    pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
+    pub(crate) fn delete(&self, target: &RequestTarget, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
         self.store.write(|inner| self.delete_in(inner, target, options, dry_run))
     }
 
     /// Delete an object as `Store.Delete` and `rest.BeforeDelete` do.
-    fn delete_in(&self, inner: &mut Inner, target: &Target, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
+    fn delete_in(
+        &self,
+        inner: &mut StoreContent,
+        target: &RequestTarget,
+        options: &DeleteOptions,
+        dry_run: bool,
+    ) -> Result<Deleted, ApiError> {
         let resource = &*target.resource;
         let key = (target.namespace.clone(), target.name.clone());
         let existing = inner
@@ -407,7 +413,7 @@ impl Registry {
 
     /// Delete a namespace: do at once what the namespace controller does over time. The namespace remains Terminating while its
     /// pods end.
-    fn delete_namespace(&self, inner: &mut Inner, existing: &Arc<Value>, dry_run: bool) -> Result<Deleted, ApiError> {
+    fn delete_namespace(&self, inner: &mut StoreContent, existing: &Arc<Value>, dry_run: bool) -> Result<Deleted, ApiError> {
         let name = existing["metadata"]["name"].as_str().unwrap_or("").to_owned();
         if matches!(name.as_str(), "default" | "kube-system" | "kube-public") {
             let why = format!("namespaces {name:?} is forbidden: this namespace may not be deleted");
@@ -430,7 +436,7 @@ impl Registry {
         for resource in self.resources.all() {
             for (namespace, object) in inner.snapshot(&resource.storage()).objects.into_keys() {
                 if namespace == name {
-                    let target = Target {
+                    let target = RequestTarget {
                         resource: resource.clone(),
                         namespace,
                         name: object,
@@ -450,8 +456,8 @@ impl Registry {
 
     pub(crate) fn delete_collection(
         &self,
-        target: &Target,
-        selector: &Selector,
+        target: &RequestTarget,
+        selector: &ListSelector,
         options: &DeleteOptions,
         dry_run: bool,
     ) -> Result<Vec<Arc<Value>>, ApiError> {
@@ -462,7 +468,7 @@ impl Registry {
             });
             chosen
                 .map(|((namespace, name), _)| {
-                    let one = Target {
+                    let one = RequestTarget {
                         namespace,
                         name,
                         ..target.clone()
@@ -476,7 +482,7 @@ impl Registry {
     }
 
     /// Handle `POST pods/NAME/binding` in one transaction on the pod (`BindingREST.Create`).
-    pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: bool) -> Result<Arc<Value>, ApiError> {
+    pub(crate) fn bind(&self, target: &RequestTarget, binding: &Value, dry_run: bool) -> Result<Arc<Value>, ApiError> {
         let name = binding["metadata"]["name"].as_str().unwrap_or("");
         if name != target.name {
             return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
@@ -510,7 +516,7 @@ impl Registry {
     }
 
     /// Check the form that every object must have, set apiVersion and kind, and convert views into the stored form.
-    fn check_body(&self, resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
+    fn check_body(&self, resource: &ServedResource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
         if !body.is_object() {
             return Err(ApiError::bad_request(format!("{} must be a JSON object", resource.kind)));
         }
@@ -538,7 +544,7 @@ impl Registry {
     }
 }
 
-fn commit(inner: &mut Inner, resource: &Resource, object: Value, dry_run: bool) -> Arc<Value> {
+fn commit(inner: &mut StoreContent, resource: &ServedResource, object: Value, dry_run: bool) -> Arc<Value> {
     if dry_run {
         return Arc::new(object);
     }
@@ -546,13 +552,13 @@ fn commit(inner: &mut Inner, resource: &Resource, object: Value, dry_run: bool) 
 }
 
 /// Remove an object, and its namespace if the namespace was waiting for that.
-fn forget(inner: &mut Inner, resource: &Resource, key: &Key) -> Option<Arc<Value>> {
+fn forget(inner: &mut StoreContent, resource: &ServedResource, key: &ObjectKey) -> Option<Arc<Value>> {
     let last = inner.remove(&resource.storage(), key);
     end_namespace(inner, &key.0);
     last
 }
 
-fn end_namespace(inner: &mut Inner, name: &str) {
+fn end_namespace(inner: &mut StoreContent, name: &str) {
     let key = (String::new(), name.to_owned());
     let terminating = inner
         .get("namespaces", &key)
@@ -562,7 +568,7 @@ fn end_namespace(inner: &mut Inner, name: &str) {
     }
 }
 
-fn precondition_failed(resource: &Resource, target: &Target, what: &str, wanted: &str, have: &Value) -> ApiError {
+fn precondition_failed(resource: &ServedResource, target: &RequestTarget, what: &str, wanted: &str, have: &Value) -> ApiError {
     let why = format!(
         "StorageError: invalid object, Code: 4, Key: /registry/{}/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: \
          {what} in precondition: {wanted}, {what} in object meta: {}",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::clock::Clock;
 use super::error::ApiError;
 use super::include::{Include, partial};
-use super::resources::Resource;
+use super::resources::ServedResource;
 use super::{events, table};
 
 /// The form of a response, chosen from the Accept header.
@@ -53,7 +53,7 @@ impl Rendering {
         ))
     }
 
-    pub(crate) fn object(self, resource: &Resource, object: &Value, clock: &Clock) -> Value {
+    pub(crate) fn object(self, resource: &ServedResource, object: &Value, clock: &Clock) -> Value {
         let view = events::to_view(resource, object);
         match self {
             Rendering::Json => view.into_owned(),
@@ -65,10 +65,10 @@ impl Rendering {
         }
     }
 
-    pub(crate) fn list(self, resource: &Resource, items: &[Arc<Value>], revision: u64, clock: &Clock) -> Vec<u8> {
+    pub(crate) fn list(self, resource: &ServedResource, items: &[Arc<Value>], revision: u64, clock: &Clock) -> Vec<u8> {
         let metadata = json!({"resourceVersion": revision.to_string()});
         let result = match self {
-            Rendering::Json => serde_json::to_vec(&List {
+            Rendering::Json => serde_json::to_vec(&RenderedList {
                 resource,
                 items,
                 metadata: &metadata,
@@ -88,12 +88,12 @@ impl Rendering {
     }
 
     /// Return the object of a watch event.
-    pub(crate) fn watched(self, resource: &Resource, object: &Value, clock: &Clock) -> Value {
+    pub(crate) fn watched(self, resource: &ServedResource, object: &Value, clock: &Clock) -> Value {
         self.object(resource, object, clock)
     }
 
     /// Return the object of a BOOKMARK event, which carries only a revision.
-    pub(crate) fn bookmark(self, resource: &Resource, metadata: Value) -> Value {
+    pub(crate) fn bookmark(self, resource: &ServedResource, metadata: Value) -> Value {
         match self {
             Rendering::Json => json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata}),
             Rendering::Metadata => json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}),
@@ -112,32 +112,32 @@ impl Rendering {
 }
 
 /// A list that borrows its items. As from a real server, the items have no apiVersion and kind.
-struct List<'a> {
-    resource: &'a Resource,
+struct RenderedList<'a> {
+    resource: &'a ServedResource,
     items: &'a [Arc<Value>],
     metadata: &'a Value,
 }
 
-impl Serialize for List<'_> {
+impl Serialize for RenderedList<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(4))?;
         map.serialize_entry("kind", &format!("{}List", self.resource.kind))?;
         map.serialize_entry("apiVersion", &self.resource.api_version())?;
         map.serialize_entry("metadata", self.metadata)?;
-        map.serialize_entry("items", &Items(self))?;
+        map.serialize_entry("items", &ListItems(self))?;
         map.end()
     }
 }
 
-struct Items<'a>(&'a List<'a>);
+struct ListItems<'a>(&'a RenderedList<'a>);
 
-impl Serialize for Items<'_> {
+impl Serialize for ListItems<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut seq = serializer.serialize_seq(Some(self.0.items.len()))?;
         for item in self.0.items {
             let view = events::to_view(self.0.resource, item);
             match &*view {
-                Value::Object(map) => seq.serialize_element(&Untyped(map))?,
+                Value::Object(map) => seq.serialize_element(&UntypedObject(map))?,
                 other => seq.serialize_element(other)?,
             }
         }
@@ -145,9 +145,9 @@ impl Serialize for Items<'_> {
     }
 }
 
-struct Untyped<'a>(&'a Map<String, Value>);
+struct UntypedObject<'a>(&'a Map<String, Value>);
 
-impl Serialize for Untyped<'_> {
+impl Serialize for UntypedObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(
             self.0

@@ -7,7 +7,7 @@ use std::sync::Arc;
 ///
 /// [`Options::resources`](super::Options::resources) accepts additional ones, as CustomResourceDefinitions would add them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resource {
+pub struct ServedResource {
     /// The API group, empty for the core group.
     pub group: Cow<'static, str>,
     /// The version within the group, such as `v1`.
@@ -26,10 +26,10 @@ pub struct Resource {
     pub create_on_update: bool,
 }
 
-impl Resource {
+impl ServedResource {
     /// Create a resource without short names and with a status subresource, as a CustomResourceDefinition would.
-    pub fn custom(group: &str, version: &str, plural: &str, kind: &str, namespaced: bool) -> Resource {
-        Resource {
+    pub fn custom(group: &str, version: &str, plural: &str, kind: &str, namespaced: bool) -> ServedResource {
+        ServedResource {
             group: group.to_owned().into(),
             version: version.to_owned().into(),
             plural: plural.to_owned().into(),
@@ -147,13 +147,13 @@ resource.k8s.io resourceslices ResourceSlice -
 scheduling.k8s.io priorityclasses PriorityClass pc";
 
 /// Read a line of [`TABLE`].
-fn built_in(line: &'static str) -> Option<Resource> {
+fn built_in(line: &'static str) -> Option<ServedResource> {
     let mut words = line.split(' ');
     let mut word = || words.next();
     let (group, plural, kind, short_names) = (word()?, word()?, word()?, word()?);
     let given = |text: &'static str| if text == "-" { "" } else { text };
     let traits: Vec<&str> = words.collect();
-    Some(Resource {
+    Some(ServedResource {
         group: given(group).into(),
         version: "v1".into(),
         plural: plural.into(),
@@ -167,13 +167,13 @@ fn built_in(line: &'static str) -> Option<Resource> {
 
 /// All served resources.
 #[derive(Debug)]
-pub(crate) struct Resources {
-    all: Vec<Arc<Resource>>,
+pub(crate) struct ServedResources {
+    all: Vec<Arc<ServedResource>>,
 }
 
-impl Resources {
-    pub(crate) fn new(more: &[Resource]) -> Resources {
-        Resources {
+impl ServedResources {
+    pub(crate) fn new(more: &[ServedResource]) -> ServedResources {
+        ServedResources {
             all: TABLE
                 .lines()
                 .filter_map(built_in)
@@ -183,26 +183,26 @@ impl Resources {
         }
     }
 
-    pub(crate) fn all(&self) -> &[Arc<Resource>] {
+    pub(crate) fn all(&self) -> &[Arc<ServedResource>] {
         &self.all
     }
 
-    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<ServedResource>> {
         self.all
             .iter()
             .find(|r| r.group == group && r.version == version && r.plural == plural)
     }
 
     /// Return the resource with a name such as `pods` or `leases.coordination.k8s.io`.
-    pub(crate) fn by_name(&self, qualified: &str) -> Option<&Arc<Resource>> {
+    pub(crate) fn by_name(&self, qualified: &str) -> Option<&Arc<ServedResource>> {
         self.all.iter().find(|r| r.qualified() == qualified)
     }
 }
 
 /// The object or collection that a request path under `/api` or `/apis` names.
 #[derive(Debug, Clone)]
-pub(crate) struct Target {
-    pub(crate) resource: Arc<Resource>,
+pub(crate) struct RequestTarget {
+    pub(crate) resource: Arc<ServedResource>,
     /// The namespace, empty for cluster-scoped objects and for a list over all namespaces.
     pub(crate) namespace: String,
     /// The object's name, empty for a collection.
@@ -213,22 +213,22 @@ pub(crate) struct Target {
 
 /// The meaning of a path.
 #[derive(Debug, Clone)]
-pub(crate) enum Path {
-    Resource(Target),
+pub(crate) enum ApiPath {
+    Resource(RequestTarget),
     /// A path outside of resources: discovery, health, version.
     Other,
     /// A path under `/api` or `/apis` that is not served.
     Unknown,
 }
 
-impl Resources {
+impl ServedResources {
     /// Parse a path as `RequestInfoFactory.NewRequestInfo` does (apiserver `pkg/endpoints/request`). `segments` are percent-decoded.
-    pub(crate) fn resolve(&self, segments: &[String]) -> Path {
+    pub(crate) fn resolve(&self, segments: &[String]) -> ApiPath {
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, version, rest) = match segments.as_slice() {
             ["api", version, rest @ ..] if !rest.is_empty() => ("", *version, rest),
             ["apis", group, version, rest @ ..] if !rest.is_empty() => (*group, *version, rest),
-            _ => return Path::Other,
+            _ => return ApiPath::Other,
         };
         // A path is `namespaces/NAME/RESOURCE/…`, but `namespaces`, `namespaces/NAME`, and `namespaces/NAME/status` name namespaces themselves.
         let (namespace, rest) = match rest {
@@ -243,22 +243,22 @@ impl Resources {
             [plural] => (*plural, "", ""),
             [plural, name] => (*plural, *name, ""),
             [plural, name, subresource] => (*plural, *name, *subresource),
-            _ => return Path::Unknown,
+            _ => return ApiPath::Unknown,
         };
         let Some(resource) = self.find(group, version, plural) else {
-            return Path::Unknown;
+            return ApiPath::Unknown;
         };
         let known = subresource.is_empty()
             || (subresource == "status" && resource.status)
             || resource.subresources().iter().any(|s| s.name == subresource);
         if !known || (!resource.namespaced && !namespace.is_empty()) {
-            return Path::Unknown;
+            return ApiPath::Unknown;
         }
         // The path of a named object of a namespaced resource contains the namespace.
         if resource.namespaced && namespace.is_empty() && !name.is_empty() {
-            return Path::Unknown;
+            return ApiPath::Unknown;
         }
-        Path::Resource(Target {
+        ApiPath::Resource(RequestTarget {
             resource: resource.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),

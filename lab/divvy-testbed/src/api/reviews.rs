@@ -8,21 +8,21 @@ use super::rights::Attributes;
 
 /// A review, identified by its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Review {
+pub(crate) enum ReviewKind {
     Token,
     Access,
     Myself,
     MyAccess,
 }
 
-impl Review {
+impl ReviewKind {
     /// Return the review that a path's segments name.
-    pub(crate) fn of(segments: &[&str]) -> Option<Review> {
+    pub(crate) fn of(segments: &[&str]) -> Option<ReviewKind> {
         match segments {
-            ["apis", "authentication.k8s.io", "v1", "tokenreviews"] => Some(Review::Token),
-            ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"] => Some(Review::Myself),
-            ["apis", "authorization.k8s.io", "v1", "subjectaccessreviews"] => Some(Review::Access),
-            ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] => Some(Review::MyAccess),
+            ["apis", "authentication.k8s.io", "v1", "tokenreviews"] => Some(ReviewKind::Token),
+            ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"] => Some(ReviewKind::Myself),
+            ["apis", "authorization.k8s.io", "v1", "subjectaccessreviews"] => Some(ReviewKind::Access),
+            ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] => Some(ReviewKind::MyAccess),
             _ => None,
         }
     }
@@ -33,9 +33,9 @@ impl Review {
             serde_json::from_slice(body).map_err(|why| ApiError::bad_request(format!("the body is not JSON ({why})")))?;
         // Every user may post these reviews: the cluster role system:basic-user.
         let right = match self {
-            Review::Token => Some(("authentication.k8s.io", "tokenreviews")),
-            Review::Access => Some(("authorization.k8s.io", "subjectaccessreviews")),
-            Review::Myself | Review::MyAccess => None,
+            ReviewKind::Token => Some(("authentication.k8s.io", "tokenreviews")),
+            ReviewKind::Access => Some(("authorization.k8s.io", "subjectaccessreviews")),
+            ReviewKind::Myself | ReviewKind::MyAccess => None,
         };
         if let Some((group, plural)) = right {
             let attributes = Attributes {
@@ -50,10 +50,10 @@ impl Review {
         }
         let spec = review["spec"].take();
         review["status"] = match self {
-            Review::Token => token(api, &spec)?,
-            Review::Myself => json!({"userInfo": info(user)}),
-            Review::MyAccess => access(api, user, &spec)?,
-            Review::Access => {
+            ReviewKind::Token => token(api, &spec)?,
+            ReviewKind::Myself => json!({"userInfo": info(user)}),
+            ReviewKind::MyAccess => access(api, user, &spec)?,
+            ReviewKind::Access => {
                 let of = spec["user"].as_str().unwrap_or_default();
                 if of.is_empty() && spec["groups"].as_array().is_none_or(Vec::is_empty) {
                     let error = FieldError::invalid("spec.user", &Value::Null, "at least one of user or group must be specified");

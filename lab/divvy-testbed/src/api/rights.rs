@@ -83,16 +83,16 @@ impl Attributes<'_> {
 
 /// A handle to the rights of a server's users.
 #[derive(Debug, Clone, Default)]
-pub struct Rights(Arc<Mutex<Known>>);
+pub struct Rights(Arc<Mutex<RightsState>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct RightsState {
     limited: BTreeMap<String, Vec<Right>>,
     revoked: BTreeSet<String>,
 }
 
 impl Rights {
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, RightsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

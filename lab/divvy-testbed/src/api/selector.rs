@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::resources::Resource;
+use super::resources::ServedResource;
 
 #[derive(Debug, Clone, PartialEq)]
-enum Requirement {
+enum ListRequirement {
     In(String, Vec<String>),
     NotIn(String, Vec<String>),
     Exists(String),
@@ -15,15 +15,15 @@ enum Requirement {
 
 /// The part of a collection that a request selects: by namespace, name, labels, and fields.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Selector {
-    labels: Vec<Requirement>,
+pub(crate) struct ListSelector {
+    labels: Vec<ListRequirement>,
     /// The field requirements: path, required value, and whether it must be equal.
     fields: Vec<(String, String, bool)>,
 }
 
-impl Selector {
-    pub(crate) fn parse(resource: &Resource, labels: &str, fields: &str) -> Result<Selector, ApiError> {
-        Ok(Selector {
+impl ListSelector {
+    pub(crate) fn parse(resource: &ServedResource, labels: &str, fields: &str) -> Result<ListSelector, ApiError> {
+        Ok(ListSelector {
             labels: parse_labels(labels)?,
             fields: parse_fields(resource, fields)?,
         })
@@ -40,11 +40,11 @@ impl Selector {
     fn labels_match(&self, object: &Value) -> bool {
         let label = |key: &str| object["metadata"]["labels"].get(key).and_then(Value::as_str);
         self.labels.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => label(key).is_some_and(|have| values.iter().any(|v| v == have)),
+            ListRequirement::In(key, values) => label(key).is_some_and(|have| values.iter().any(|v| v == have)),
             // An absent label satisfies `!=` and `notin`.
-            Requirement::NotIn(key, values) => label(key).is_none_or(|have| values.iter().all(|v| v != have)),
-            Requirement::Exists(key) => label(key).is_some(),
-            Requirement::DoesNotExist(key) => label(key).is_none(),
+            ListRequirement::NotIn(key, values) => label(key).is_none_or(|have| values.iter().all(|v| v != have)),
+            ListRequirement::Exists(key) => label(key).is_some(),
+            ListRequirement::DoesNotExist(key) => label(key).is_none(),
         })
     }
 }
@@ -68,7 +68,7 @@ fn field(object: &Value, path: &str) -> String {
 }
 
 /// Return the selectable fields other than `metadata.name` and `metadata.namespace`, as paths of the stored form.
-fn selectable(resource: &Resource) -> &'static [&'static str] {
+fn selectable(resource: &ServedResource) -> &'static [&'static str] {
     match (resource.group.as_ref(), resource.plural.as_ref()) {
         ("", "pods") => &[
             "spec.nodeName",
@@ -102,7 +102,7 @@ fn selectable(resource: &Resource) -> &'static [&'static str] {
     }
 }
 
-fn parse_fields(resource: &Resource, text: &str) -> Result<Vec<(String, String, bool)>, ApiError> {
+fn parse_fields(resource: &ServedResource, text: &str) -> Result<Vec<(String, String, bool)>, ApiError> {
     let mut terms = Vec::new();
     for term in split_unescaped(text) {
         if term.is_empty() {
@@ -165,7 +165,7 @@ fn split_field_term(term: &str) -> Option<(String, String, bool)> {
     Some((path.trim().to_owned(), unescaped, equal))
 }
 
-fn parse_labels(text: &str) -> Result<Vec<Requirement>, ApiError> {
+fn parse_labels(text: &str) -> Result<Vec<ListRequirement>, ApiError> {
     let wrong = |term: &str| ApiError::bad_request(format!("unable to parse requirement: {term:?} in label selector {text:?}"));
     let mut requirements = Vec::new();
     // Commas inside parentheses belong to a value set.
@@ -185,23 +185,23 @@ fn parse_labels(text: &str) -> Result<Vec<Requirement>, ApiError> {
     }
     for term in terms.iter().map(|t| t.trim()).filter(|t| !t.is_empty()) {
         let requirement = if let Some(key) = term.strip_prefix('!') {
-            Requirement::DoesNotExist(label_key(key).ok_or_else(|| wrong(term))?)
+            ListRequirement::DoesNotExist(label_key(key).ok_or_else(|| wrong(term))?)
         } else if let Some((key, value)) = term.split_once("!=") {
-            Requirement::NotIn(label_key(key).ok_or_else(|| wrong(term))?, vec![value.trim().to_owned()])
+            ListRequirement::NotIn(label_key(key).ok_or_else(|| wrong(term))?, vec![value.trim().to_owned()])
         } else if let Some((key, value)) = term.split_once("==").or_else(|| term.split_once('=')) {
-            Requirement::In(label_key(key).ok_or_else(|| wrong(term))?, vec![value.trim().to_owned()])
+            ListRequirement::In(label_key(key).ok_or_else(|| wrong(term))?, vec![value.trim().to_owned()])
         } else if let Some((head, set)) = term.split_once('(') {
             let set = set.strip_suffix(')').ok_or_else(|| wrong(term))?;
             let values = set.split(',').map(|v| v.trim().to_owned()).collect();
             let mut words = head.split_whitespace();
             let key = words.next().and_then(label_key).ok_or_else(|| wrong(term))?;
             match (words.next(), words.next()) {
-                (Some("in"), None) => Requirement::In(key, values),
-                (Some("notin"), None) => Requirement::NotIn(key, values),
+                (Some("in"), None) => ListRequirement::In(key, values),
+                (Some("notin"), None) => ListRequirement::NotIn(key, values),
                 _ => return Err(wrong(term)),
             }
         } else {
-            Requirement::Exists(label_key(term).ok_or_else(|| wrong(term))?)
+            ListRequirement::Exists(label_key(term).ok_or_else(|| wrong(term))?)
         };
         requirements.push(requirement);
     }
@@ -217,12 +217,12 @@ fn label_key(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::resources::Resources;
+    use crate::api::resources::ServedResources;
     use serde_json::json;
 
-    fn select(resource: &str, labels: &str, fields: &str) -> Result<Selector, ApiError> {
-        let resources = Resources::new(&[]);
-        Selector::parse(resources.by_name(resource).expect("known"), labels, fields)
+    fn select(resource: &str, labels: &str, fields: &str) -> Result<ListSelector, ApiError> {
+        let resources = ServedResources::new(&[]);
+        ListSelector::parse(resources.by_name(resource).expect("known"), labels, fields)
     }
 
     #[test]

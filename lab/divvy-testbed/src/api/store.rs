@@ -34,7 +34,7 @@ impl EventKind {
 
 /// A commit. Objects change in no other way.
 #[derive(Debug, Clone)]
-pub struct Event {
+pub struct StoreEvent {
     /// The store's revision after this commit, which is also the object's `metadata.resourceVersion`.
     pub revision: u64,
     /// The way in which the object changed.
@@ -48,37 +48,37 @@ pub struct Event {
 }
 
 /// A namespace (empty for cluster-scoped objects) and a name.
-pub(crate) type Key = (String, String);
+pub(crate) type ObjectKey = (String, String);
 
 /// The objects of one resource at one revision.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Snapshot {
+pub(crate) struct StoreSnapshot {
     pub(crate) revision: u64,
-    pub(crate) objects: BTreeMap<Key, Arc<Value>>,
+    pub(crate) objects: BTreeMap<ObjectKey, Arc<Value>>,
 }
 
 #[derive(Debug)]
-struct Table {
+struct ObjectTable {
     resource: Arc<str>,
-    objects: BTreeMap<Key, Arc<Value>>,
-    ring: VecDeque<Event>,
+    objects: BTreeMap<ObjectKey, Arc<Value>>,
+    ring: VecDeque<StoreEvent>,
     /// The revision up to which changes are forgotten.
     compacted: u64,
 }
 
 /// The store's content, locked for one transaction.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct StoreContent {
     revision: u64,
-    tables: BTreeMap<String, Table>,
+    tables: BTreeMap<String, ObjectTable>,
     ring_length: usize,
-    history: Option<Vec<Event>>,
+    history: Option<Vec<StoreEvent>>,
     dice: Dice,
 }
 
 #[derive(Debug)]
-pub(crate) struct Store {
-    inner: Mutex<Inner>,
+pub(crate) struct ApiStore {
+    inner: Mutex<StoreContent>,
     revision: watch::Sender<u64>,
 }
 
@@ -89,12 +89,12 @@ pub(crate) struct Compacted {
     pub(crate) oldest: u64,
 }
 
-impl Store {
+impl ApiStore {
     /// Create a store. `seed` makes uids and generated names repeatable; `ring_length` is the number of changes remembered per resource;
-    /// `audit` keeps every commit on pods and nodes for [`Store::history`].
-    pub(crate) fn new(seed: u64, ring_length: usize, audit: bool) -> Store {
-        Store {
-            inner: Mutex::new(Inner {
+    /// `audit` keeps every commit on pods and nodes for [`ApiStore::history`].
+    pub(crate) fn new(seed: u64, ring_length: usize, audit: bool) -> ApiStore {
+        ApiStore {
+            inner: Mutex::new(StoreContent {
                 revision: 1,
                 tables: BTreeMap::new(),
                 ring_length: ring_length.max(1),
@@ -107,12 +107,12 @@ impl Store {
 
     /// Lock the content, even after a panic. An interrupted transaction leaves every table consistent: the maps change last, with
     /// one insert or removal per commit.
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, StoreContent> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Run one transaction. Readers and watchers see all of it or none.
-    pub(crate) fn write<T>(&self, transaction: impl FnOnce(&mut Inner) -> T) -> T {
+    pub(crate) fn write<T>(&self, transaction: impl FnOnce(&mut StoreContent) -> T) -> T {
         let (result, revision) = {
             let mut inner = self.lock();
             (transaction(&mut inner), inner.revision)
@@ -125,7 +125,7 @@ impl Store {
         result
     }
 
-    pub(crate) fn read<T>(&self, look: impl FnOnce(&Inner) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&StoreContent) -> T) -> T {
         look(&self.lock())
     }
 
@@ -135,17 +135,17 @@ impl Store {
     }
 }
 
-impl Inner {
+impl StoreContent {
     pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
-    pub(crate) fn get(&self, storage: &str, key: &Key) -> Option<Arc<Value>> {
+    pub(crate) fn get(&self, storage: &str, key: &ObjectKey) -> Option<Arc<Value>> {
         self.tables.get(storage)?.objects.get(key).cloned()
     }
 
-    pub(crate) fn snapshot(&self, storage: &str) -> Snapshot {
-        Snapshot {
+    pub(crate) fn snapshot(&self, storage: &str) -> StoreSnapshot {
+        StoreSnapshot {
             revision: self.revision,
             objects: self.tables.get(storage).map(|t| t.objects.clone()).unwrap_or_default(),
         }
@@ -158,7 +158,7 @@ impl Inner {
             .any(|table| table.objects.keys().any(|(have, _)| have == namespace))
     }
 
-    pub(crate) fn events_after(&self, storage: &str, revision: u64) -> Result<Vec<Event>, Compacted> {
+    pub(crate) fn events_after(&self, storage: &str, revision: u64) -> Result<Vec<StoreEvent>, Compacted> {
         let Some(table) = self.tables.get(storage) else {
             return Ok(Vec::new());
         };
@@ -172,7 +172,7 @@ impl Inner {
         Ok(table.ring.iter().skip(first).cloned().collect())
     }
 
-    pub(crate) fn history(&self) -> Vec<Event> {
+    pub(crate) fn history(&self) -> Vec<StoreEvent> {
         self.history.clone().unwrap_or_default()
     }
 
@@ -201,7 +201,7 @@ impl Inner {
     }
 
     /// Remove an object. Return its last state with the revision of its removal.
-    pub(crate) fn remove(&mut self, storage: &str, key: &Key) -> Option<Arc<Value>> {
+    pub(crate) fn remove(&mut self, storage: &str, key: &ObjectKey) -> Option<Arc<Value>> {
         let previous = self.table(storage).objects.remove(key)?;
         let revision = self.next_revision();
         let mut last = (*previous).clone();
@@ -216,8 +216,8 @@ impl Inner {
         self.revision
     }
 
-    fn table(&mut self, storage: &str) -> &mut Table {
-        self.tables.entry(storage.to_owned()).or_insert_with(|| Table {
+    fn table(&mut self, storage: &str) -> &mut ObjectTable {
+        self.tables.entry(storage.to_owned()).or_insert_with(|| ObjectTable {
             resource: Arc::from(storage),
             objects: BTreeMap::new(),
             ring: VecDeque::new(),
@@ -228,7 +228,7 @@ impl Inner {
     fn record(&mut self, storage: &str, revision: u64, kind: EventKind, object: Arc<Value>, previous: Option<Arc<Value>>) {
         let ring_length = self.ring_length;
         let table = self.table(storage);
-        let event = Event {
+        let event = StoreEvent {
             revision,
             kind,
             resource: table.resource.clone(),
@@ -267,7 +267,7 @@ impl Inner {
     }
 }
 
-pub(crate) fn key_of(object: &Value) -> Key {
+pub(crate) fn key_of(object: &Value) -> ObjectKey {
     let text = |name: &str| object["metadata"][name].as_str().unwrap_or("").to_owned();
     (text("namespace"), text("name"))
 }
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn changes_older_than_the_ring_are_refused() {
-        let store = Store::new(1, 3, false);
+        let store = ApiStore::new(1, 3, false);
         store.write(|inner| (0..5).for_each(|n| drop(inner.put("nodes", named("a", n)))));
         let oldest = store
             .read(|inner| inner.events_after("nodes", 2))
@@ -297,15 +297,15 @@ mod tests {
             store.read(|inner| inner.events_after("nodes", oldest)).expect("kept").len(),
             3
         );
-        store.write(Inner::compact);
+        store.write(StoreContent::compact);
         assert!(store.read(|inner| inner.events_after("nodes", oldest)).is_err());
-        let now = store.read(Inner::revision);
+        let now = store.read(StoreContent::revision);
         assert_eq!(store.read(|inner| inner.events_after("nodes", now)).expect("now").len(), 0);
     }
 
     #[test]
     fn uids_look_like_uuids_and_repeat_with_the_seed() {
-        let uids = |seed| Store::new(seed, 1, false).write(|inner| [inner.next_uid(), inner.next_uid()]);
+        let uids = |seed| ApiStore::new(seed, 1, false).write(|inner| [inner.next_uid(), inner.next_uid()]);
         assert_eq!(uids(7), uids(7));
         assert_ne!(uids(7), uids(8));
         let [first, second] = uids(7);

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use super::clock::Clock;
 use super::events;
 use super::include::{Include, partial};
-use super::resources::Resource;
+use super::resources::ServedResource;
 
 /// Return a `meta.k8s.io/v1` Table of stored objects.
-pub(crate) fn table(resource: &Resource, objects: &[&Value], metadata: Value, include: Include, clock: &Clock) -> Value {
+pub(crate) fn table(resource: &ServedResource, objects: &[&Value], metadata: Value, include: Include, clock: &Clock) -> Value {
     let rows: Vec<Value> = objects
         .iter()
         .map(|object| {
@@ -30,7 +30,7 @@ pub(crate) fn table(resource: &Resource, objects: &[&Value], metadata: Value, in
 /// A column: its name, and whether only `-o wide` shows it.
 type Column = (&'static str, bool);
 
-fn column_names(resource: &Resource) -> &'static [Column] {
+fn column_names(resource: &ServedResource) -> &'static [Column] {
     match (resource.group.as_ref(), resource.plural.as_ref()) {
         ("", "pods") => &[
             ("Name", false),
@@ -74,7 +74,7 @@ fn column_names(resource: &Resource) -> &'static [Column] {
     }
 }
 
-pub(crate) fn columns(resource: &Resource) -> Vec<Value> {
+pub(crate) fn columns(resource: &ServedResource) -> Vec<Value> {
     column_names(resource)
         .iter()
         .map(|(name, wide)| {
@@ -86,7 +86,7 @@ pub(crate) fn columns(resource: &Resource) -> Vec<Value> {
         .collect()
 }
 
-fn cells(resource: &Resource, object: &Value, clock: &Clock) -> Value {
+fn cells(resource: &ServedResource, object: &Value, clock: &Clock) -> Value {
     let name = text(&object["metadata"]["name"]);
     let age = since(clock, &object["metadata"]["creationTimestamp"]);
     match (resource.group.as_ref(), resource.plural.as_ref()) {

@@ -12,28 +12,28 @@ use tokio::time::Instant;
 use super::ApiServer;
 use super::error::ApiError;
 use super::render::Rendering;
-use super::resources::Target;
-use super::selector::Selector;
-use super::store::{Event, EventKind, Inner, Snapshot, set_resource_version};
+use super::resources::RequestTarget;
+use super::selector::ListSelector;
+use super::store::{EventKind, StoreContent, StoreEvent, StoreSnapshot, set_resource_version};
 
 /// The parameters of a watch.
 #[derive(Debug)]
 pub(crate) struct WatchRequest {
-    pub(crate) target: Target,
-    pub(crate) selector: Selector,
+    pub(crate) target: RequestTarget,
+    pub(crate) selector: ListSelector,
     pub(crate) rendering: Rendering,
     /// The start of the watch. The objects of a snapshot are sent first.
-    pub(crate) start: Start,
+    pub(crate) start: WatchStart,
     pub(crate) bookmarks: bool,
     pub(crate) timeout: Option<Duration>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Start {
+pub(crate) enum WatchStart {
     /// Send the changes after this revision.
     After(u64),
     /// Send these objects as added, then the later changes.
-    Initial(Snapshot),
+    Initial(StoreSnapshot),
 }
 
 /// The state of one stream.
@@ -76,9 +76,9 @@ pub(crate) fn body(api: &ApiServer, request: WatchRequest) -> Body {
 
 impl Watcher {
     fn begin(&mut self) {
-        match std::mem::replace(&mut self.request.start, Start::After(0)) {
-            Start::After(revision) => self.cursor = revision,
-            Start::Initial(snapshot) => {
+        match std::mem::replace(&mut self.request.start, WatchStart::After(0)) {
+            WatchStart::After(revision) => self.cursor = revision,
+            WatchStart::Initial(snapshot) => {
                 self.cursor = snapshot.revision;
                 for (key, object) in &snapshot.objects {
                     if self.in_namespace(&key.0) && self.request.selector.matches(object) {
@@ -128,7 +128,7 @@ impl Watcher {
             .api
             .registry()
             .store
-            .read(|inner: &Inner| (inner.events_after(&self.storage, self.cursor), inner.revision()));
+            .read(|inner: &StoreContent| (inner.events_after(&self.storage, self.cursor), inner.revision()));
         match events {
             Ok(events) => {
                 for event in &events {
@@ -149,7 +149,7 @@ impl Watcher {
     }
 
     /// Queue an event. For this watcher, an object that begins or ceases to match the selector is added or deleted.
-    fn take(&mut self, event: &Event) {
+    fn take(&mut self, event: &StoreEvent) {
         if !self.in_namespace(event.object["metadata"]["namespace"].as_str().unwrap_or("")) {
             return;
         }

@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use divvy_gpu_sim::Ledger;
+use divvy_gpu_sim::GpuLedger;
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -20,7 +20,7 @@ use crate::cuda_program::CudaProgram;
 use crate::node::ContainerView;
 use crate::programs::GpuPrograms;
 use crate::scenario::{DRIVER_STATE, RunsGpuPrograms, driver_variables};
-use crate::simulated_driver::Libraries;
+use crate::simulated_driver::InstalledLibraries;
 
 /// The devices of a real driver that every container has in addition to its GPUs.
 const OF_EACH_CONTAINER: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
@@ -32,9 +32,9 @@ const ROUNDING_MIB: u64 = 4;
 
 impl Embedded {
     /// Return the files that the machines have as the driver's libraries, if programs load them.
-    pub(super) fn driver_libraries(&self) -> Option<Libraries<'_>> {
+    pub(super) fn driver_libraries(&self) -> Option<InstalledLibraries<'_>> {
         let programs = self.settings.gpu_programs.as_ref()?;
-        Some(Libraries {
+        Some(InstalledLibraries {
             cuda: &programs.cuda_sim,
             nvml: &self.settings.programs.nvml_sim,
         })
@@ -152,7 +152,7 @@ impl RunsGpuPrograms for Embedded {
             command.env("DIVVY_NVML_SIM_LEDGER", directory);
             return held_by_nvml(command, &self.settings.programs.nvml_sim, gpu);
         }
-        let usage = Ledger::open(&directory, gpu).and_then(|mut ledger| ledger.usage());
+        let usage = GpuLedger::open(&directory, gpu).and_then(|mut ledger| ledger.usage());
         let usage = usage.map_err(io::Error::other)?;
         Ok(usage.into_iter().map(|of| (of.pid, of.bytes)).collect())
     }

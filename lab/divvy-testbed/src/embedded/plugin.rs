@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Embedded, not_joined};
-use crate::programs::Program;
-use crate::scenario::{Cluster as _, End, Plugin};
+use crate::programs::ChildProgram;
+use crate::scenario::{Cluster as _, End, PluginSetup};
 
 const DEVICE_PLUGIN: &str = "nvidia-device-plugin";
 const MPS_CONTROL_DAEMON: &str = "mps-control-daemon";
@@ -19,15 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The programs under NVIDIA's names on a node.
 #[derive(Debug)]
-pub(super) struct Nvidia {
+pub(super) struct NvidiaPrograms {
     with_mps: bool,
-    device_plugin: Option<Program>,
-    mps_control_daemon: Option<Program>,
+    device_plugin: Option<ChildProgram>,
+    mps_control_daemon: Option<ChildProgram>,
 }
 
 impl Embedded {
     /// Run `nvidia-device-plugin` in place of the agent, or change its configuration.
-    pub(super) async fn start_nvidia(&mut self, name: &str, plugin: Plugin<'_>) -> io::Result<()> {
+    pub(super) async fn start_nvidia(&mut self, name: &str, plugin: PluginSetup<'_>) -> io::Result<()> {
         let directory = self.nvidia_directory(name);
         fs::create_dir_all(&directory)?;
         fs::write(directory.join("config.new"), plugin.config)?;
@@ -37,7 +37,7 @@ impl Embedded {
         }
         self.stop_agent(name).await?;
         self.lay_out(name, &directory)?;
-        *self.nvidia(name)? = Some(Nvidia {
+        *self.nvidia(name)? = Some(NvidiaPrograms {
             with_mps: plugin.with_mps,
             device_plugin: None,
             mps_control_daemon: None,
@@ -56,7 +56,7 @@ impl Embedded {
 
     /// Start `nvidia-device-plugin` unless it is running, and wait until the kubelet offers its devices.
     pub(super) async fn start_plugin(&mut self, name: &str) -> io::Result<()> {
-        let Some(Nvidia { device_plugin: None, .. }) = self.nvidia(name)? else {
+        let Some(NvidiaPrograms { device_plugin: None, .. }) = self.nvidia(name)? else {
             return Ok(());
         };
         let socket = self.node(name)?.paths().kubelet_socket();
@@ -81,7 +81,7 @@ impl Embedded {
     /// Start `mps-control-daemon` unless it is running or not wanted, and wait until its daemons serve.
     pub(super) async fn start_mps(&mut self, name: &str) -> io::Result<()> {
         let marker = self.node(name)?.paths().sys_root.join("mps/.ready");
-        let Some(Nvidia {
+        let Some(NvidiaPrograms {
             with_mps: true,
             mps_control_daemon: None,
             ..
@@ -169,12 +169,12 @@ impl Embedded {
         self.directory(name).join("nvidia")
     }
 
-    fn nvidia(&mut self, name: &str) -> io::Result<&mut Option<Nvidia>> {
+    fn nvidia(&mut self, name: &str) -> io::Result<&mut Option<NvidiaPrograms>> {
         let node = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
         Ok(&mut node.nvidia)
     }
 
-    fn programs_of(&mut self, name: &str) -> io::Result<&mut Nvidia> {
+    fn programs_of(&mut self, name: &str) -> io::Result<&mut NvidiaPrograms> {
         let missing = || {
             io::Error::new(
                 io::ErrorKind::NotFound,
@@ -214,7 +214,7 @@ impl Embedded {
         Ok(())
     }
 
-    fn program(&self, node: &str, program: &str, flags: &[String], more: &[(&str, &str)]) -> io::Result<Program> {
+    fn program(&self, node: &str, program: &str, flags: &[String], more: &[(&str, &str)]) -> io::Result<ChildProgram> {
         let directory = self.nvidia_directory(node);
         let text = |path: &Path| path.display().to_string();
         let before = |path: PathBuf, variable: &str| match std::env::var(variable) {
@@ -245,7 +245,7 @@ impl Embedded {
         ];
         env.extend(more);
         let path = directory.join("bin").join(program);
-        Program::start(
+        ChildProgram::start(
             &format!("{program}-{node}"),
             &path,
             &args,
@@ -255,7 +255,7 @@ impl Embedded {
     }
 }
 
-async fn finish(mut program: Program, end: End) -> io::Result<()> {
+async fn finish(mut program: ChildProgram, end: End) -> io::Result<()> {
     match end {
         End::Killed => program.kill().await,
         End::Stopped => program.stop().await.map(drop),
@@ -263,7 +263,7 @@ async fn finish(mut program: Program, end: End) -> io::Result<()> {
 }
 
 /// Fail if a program that should serve has ended, or if the time is up.
-fn serves_soon(program: Option<&mut Program>, until: Instant) -> io::Result<()> {
+fn serves_soon(program: Option<&mut ChildProgram>, until: Instant) -> io::Result<()> {
     let Some(program) = program else { return Ok(()) };
     match program.ended()? {
         true => Err(io::Error::other(format!("it has ended. {}", program.last_words()))),

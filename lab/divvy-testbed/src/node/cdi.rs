@@ -11,11 +11,11 @@ use serde::Deserialize;
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Spec {
+struct CdiSpec {
     cdi_version: String,
     kind: String,
     devices: Vec<SpecDevice>,
-    container_edits: Edits,
+    container_edits: RuntimeEdits,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -23,20 +23,20 @@ struct Spec {
 struct SpecDevice {
     name: String,
     #[serde(default)]
-    container_edits: Edits,
+    container_edits: RuntimeEdits,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Edits {
+struct RuntimeEdits {
     env: Vec<String>,
-    device_nodes: Vec<DeviceNode>,
-    mounts: Vec<Mount>,
+    device_nodes: Vec<RuntimeDeviceNode>,
+    mounts: Vec<SpecMount>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct DeviceNode {
+struct RuntimeDeviceNode {
     path: String,
     #[serde(default)]
     host_path: String,
@@ -48,7 +48,7 @@ struct DeviceNode {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Mount {
+struct SpecMount {
     host_path: String,
     container_path: String,
     #[serde(default)]
@@ -131,7 +131,7 @@ pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> R
     Ok(resolved)
 }
 
-fn apply(resolved: &mut Resolved, edits: &Edits, host_root: &Path) -> Result<(), InjectError> {
+fn apply(resolved: &mut Resolved, edits: &RuntimeEdits, host_root: &Path) -> Result<(), InjectError> {
     for variable in &edits.env {
         let (name, value) = variable.split_once('=').unwrap_or((variable, ""));
         resolved.env.push((name.to_owned(), value.to_owned()));
@@ -160,7 +160,7 @@ fn apply(resolved: &mut Resolved, edits: &Edits, host_root: &Path) -> Result<(),
     Ok(())
 }
 
-fn read(directory: &Path) -> Vec<(String, Spec)> {
+fn read(directory: &Path) -> Vec<(String, CdiSpec)> {
     let mut paths: Vec<_> = match std::fs::read_dir(directory) {
         Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
         Err(_) => Vec::new(),
@@ -183,8 +183,8 @@ fn read(directory: &Path) -> Vec<(String, Spec)> {
     specs
 }
 
-fn parse(text: &str) -> Result<Spec, InvalidSpec> {
-    let spec: Spec = serde_json::from_str(text)?;
+fn parse(text: &str) -> Result<CdiSpec, InvalidSpec> {
+    let spec: CdiSpec = serde_json::from_str(text)?;
     if spec.cdi_version.is_empty() {
         return Err(InvalidSpec::NoVersion);
     }

@@ -21,7 +21,7 @@ pub enum CgroupVersion {
 }
 
 /// The PIDs in each cgroup, keyed by its `kubepods/…` path. The parent cgroups are derived from these paths.
-pub(crate) type Tree = BTreeMap<String, Vec<u32>>;
+pub(crate) type CgroupTree = BTreeMap<String, Vec<u32>>;
 
 /// The writer of the cgroup files. Leaves are the cgroups of containers and sandboxes, which exist with or without processes. Anything
 /// below `kubepods` that is neither a leaf nor an ancestor of a leaf is removed.
@@ -50,7 +50,7 @@ impl Cgroups {
                 "cpuset cpu io memory hugetlb pids rdma misc\n",
             )?;
         }
-        cgroups.project(&Tree::new(), &BTreeSet::new())?;
+        cgroups.project(&CgroupTree::new(), &BTreeSet::new())?;
         Ok(cgroups)
     }
 
@@ -62,7 +62,7 @@ impl Cgroups {
     }
 
     /// Update the files: `tree` has the cgroups of containers and sandboxes, `pods` has the pods' own cgroups.
-    pub(crate) fn project(&mut self, tree: &Tree, pods: &BTreeSet<String>) -> std::io::Result<()> {
+    pub(crate) fn project(&mut self, tree: &CgroupTree, pods: &BTreeSet<String>) -> std::io::Result<()> {
         let mut all: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for fixed in ["kubepods", "kubepods/besteffort", "kubepods/burstable"] {
             all.entry(fixed.to_owned()).or_default();

@@ -13,27 +13,27 @@ use divvy_kubelet::api::v1beta1::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
-use super::devices::{DeviceBooks, Held, Holder};
+use super::devices::{DeviceBooks, DeviceHolder, HeldDevices};
 
 /// The file's name in the device plugin directory.
 pub const FILE: &str = "kubelet_internal_checkpoint";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct File {
-    data: Data,
+struct CheckpointFile {
+    data: CheckpointBody,
     checksum: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Data {
-    pod_device_entries: Option<Vec<Entry>>,
+struct CheckpointBody {
+    pod_device_entries: Option<Vec<CheckpointPodDevices>>,
     registered_devices: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Entry {
+struct CheckpointPodDevices {
     #[serde(rename = "PodUID")]
     pod_uid: String,
     #[serde(rename = "ContainerName")]
@@ -50,7 +50,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct Restored {
     /// The devices that each holder has.
-    pub held: BTreeMap<Holder, Held>,
+    pub held: BTreeMap<DeviceHolder, HeldDevices>,
     /// The names of the registered resources.
     pub registered: BTreeSet<String>,
 }
@@ -64,7 +64,7 @@ fn checksum(data: &[u8]) -> u64 {
 
 /// Render the device manager's records as the text of the file.
 pub fn render(books: &DeviceBooks) -> String {
-    let entries = books.holders().iter().map(|(holder, held)| Entry {
+    let entries = books.holders().iter().map(|(holder, held)| CheckpointPodDevices {
         pod_uid: holder.pod.clone(),
         container_name: holder.container.clone(),
         resource_name: holder.resource.clone(),
@@ -75,9 +75,9 @@ pub fn render(books: &DeviceBooks) -> String {
             .collect(),
         alloc_resp: STANDARD.encode(held.response.encode_to_vec()),
     });
-    let entries: Vec<Entry> = entries.collect();
+    let entries: Vec<CheckpointPodDevices> = entries.collect();
     let registered = books.healthy().iter();
-    let data = Data {
+    let data = CheckpointBody {
         // Go writes a nil slice as null.
         pod_device_entries: (!entries.is_empty()).then_some(entries),
         registered_devices: registered
@@ -85,12 +85,12 @@ pub fn render(books: &DeviceBooks) -> String {
             .collect(),
     };
     let checksum = checksum(serde_json::to_string(&data).unwrap_or_default().as_bytes());
-    serde_json::to_string(&File { data, checksum }).unwrap_or_default()
+    serde_json::to_string(&CheckpointFile { data, checksum }).unwrap_or_default()
 }
 
 /// Why a checkpoint cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Unreadable {
+pub enum UnreadableCheckpoint {
     /// The file or its data is not the JSON of a checkpoint.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -106,11 +106,11 @@ pub enum Unreadable {
 }
 
 /// Parse a checkpoint's text.
-pub fn parse(text: &str) -> Result<Restored, Unreadable> {
-    let file: File = serde_json::from_str(text)?;
+pub fn parse(text: &str) -> Result<Restored, UnreadableCheckpoint> {
+    let file: CheckpointFile = serde_json::from_str(text)?;
     let data = serde_json::to_string(&file.data)?;
     if checksum(data.as_bytes()) != file.checksum {
-        return Err(Unreadable::Corrupted);
+        return Err(UnreadableCheckpoint::Corrupted);
     }
     let mut restored = Restored {
         registered: file.data.registered_devices.into_keys().collect(),
@@ -119,13 +119,13 @@ pub fn parse(text: &str) -> Result<Restored, Unreadable> {
     for entry in file.data.pod_device_entries.unwrap_or_default() {
         let bytes = STANDARD.decode(&entry.alloc_resp)?;
         let response = ContainerAllocateResponse::decode(bytes.as_slice())?;
-        let holder = Holder {
+        let holder = DeviceHolder {
             pod: entry.pod_uid,
             container: entry.container_name,
             resource: entry.resource_name,
         };
         let ids = entry.device_ids.into_values().flatten().collect();
-        restored.held.insert(holder, Held { ids, response });
+        restored.held.insert(holder, HeldDevices { ids, response });
     }
     Ok(restored)
 }

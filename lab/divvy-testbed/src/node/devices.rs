@@ -113,7 +113,7 @@ pub enum DeviceError {
 
 /// A container's claim on one resource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Holder {
+pub struct DeviceHolder {
     /// The pod's UID.
     pub pod: String,
     /// The container's name.
@@ -124,7 +124,7 @@ pub struct Holder {
 
 /// The devices of one resource that a container holds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Held {
+pub struct HeldDevices {
     /// The device ids.
     pub ids: BTreeSet<String>,
     /// The plugin's response to Allocate, which is replayed at every start of the container.
@@ -132,7 +132,7 @@ pub struct Held {
 }
 
 #[derive(Debug, Clone, Default)]
-struct Endpoint {
+struct PluginEndpoint {
     options: Option<DevicePluginOptions>,
     /// The time at which the stream ended, in milliseconds of the node's clock; `None` while the stream is open.
     stopped_ms: Option<u64>,
@@ -140,9 +140,9 @@ struct Endpoint {
 
 /// A container's request for one resource during its allocation.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct ResourceRequest {
     /// The container that gets the ids.
-    pub holder: Holder,
+    pub holder: DeviceHolder,
     /// The number of ids requested in total.
     pub wanted: usize,
     /// The ids taken so far, which are also the `must_include` list of GetPreferredAllocation.
@@ -152,18 +152,18 @@ pub struct Request {
 
 /// The next step of an allocation.
 #[derive(Debug)]
-pub enum Next {
+pub enum AllocationStep {
     /// Nothing to do: the container already has its ids of this resource, or it is already running.
     Nothing,
     /// Call GetPreferredAllocation, then [`DeviceBooks::preferred`].
     Ask {
         /// The request so far.
-        request: Request,
+        request: ResourceRequest,
         /// The value of `available_deviceIDs`, in random order.
         available: Vec<String>,
     },
     /// Call Allocate with `request.taken`, then [`DeviceBooks::record`] or [`DeviceBooks::give_up`].
-    Allocate(Request),
+    Allocate(ResourceRequest),
 }
 
 /// The device manager's records of devices and their holders.
@@ -172,10 +172,10 @@ pub struct DeviceBooks {
     healthy: BTreeMap<String, BTreeSet<String>>,
     unhealthy: BTreeMap<String, BTreeSet<String>>,
     numa: BTreeMap<(String, String), Vec<i64>>,
-    endpoints: BTreeMap<String, Endpoint>,
+    endpoints: BTreeMap<String, PluginEndpoint>,
     /// The ids that the kubelet considers taken. They differ from `held` while a call is in progress, and because of its bugs.
     allocated: BTreeMap<String, BTreeSet<String>>,
-    held: BTreeMap<Holder, Held>,
+    held: BTreeMap<DeviceHolder, HeldDevices>,
     /// The ids of the current pod's ordinary init containers, by resource. Only one pod at a time has such ids.
     reuse: (String, BTreeMap<String, BTreeSet<String>>),
     in_flight: Option<(String, BTreeSet<String>)>,
@@ -189,7 +189,7 @@ impl DeviceBooks {
     pub fn restore(
         bugs: Bugs,
         now_ms: u64,
-        held: BTreeMap<Holder, Held>,
+        held: BTreeMap<DeviceHolder, HeldDevices>,
         registered: impl IntoIterator<Item = String>,
     ) -> DeviceBooks {
         let mut books = DeviceBooks {
@@ -201,7 +201,7 @@ impl DeviceBooks {
         for resource in registered {
             books.healthy.insert(resource.clone(), BTreeSet::new());
             books.unhealthy.insert(resource.clone(), BTreeSet::new());
-            let endpoint = Endpoint {
+            let endpoint = PluginEndpoint {
                 options: None,
                 stopped_ms: Some(now_ms),
             };
@@ -221,7 +221,7 @@ impl DeviceBooks {
 
     /// Note that a plugin has registered and has answered GetDevicePluginOptions.
     pub fn connected(&mut self, resource: &str, options: DevicePluginOptions) {
-        let endpoint = Endpoint {
+        let endpoint = PluginEndpoint {
             options: Some(options),
             stopped_ms: None,
         };
@@ -309,12 +309,12 @@ impl DeviceBooks {
     /// (`sourcesReady`). `running` says whether the container is already running.
     pub fn begin(
         &mut self,
-        holder: Holder,
+        holder: DeviceHolder,
         wanted: usize,
         kubelet_starting: bool,
         running: bool,
         seed: &mut Dice,
-    ) -> Result<Next, DeviceError> {
+    ) -> Result<AllocationStep, DeviceError> {
         if self.reuse.0 != holder.pod {
             self.reuse = (holder.pod.clone(), BTreeMap::new());
         }
@@ -332,7 +332,7 @@ impl DeviceBooks {
             });
         }
         if kubelet_starting && running {
-            return Ok(Next::Nothing);
+            return Ok(AllocationStep::Nothing);
         }
         let Some(healthy) = self.healthy.get(&resource) else {
             return Err(DeviceError::Unregistered(resource));
@@ -344,12 +344,12 @@ impl DeviceBooks {
             if !ids.is_subset(healthy) {
                 return Err(DeviceError::HeldUnhealthy(resource));
             }
-            return Ok(Next::Nothing);
+            return Ok(AllocationStep::Nothing);
         }
         if wanted == 0 {
-            return Ok(Next::Nothing);
+            return Ok(AllocationStep::Nothing);
         }
-        let mut request = Request {
+        let mut request = ResourceRequest {
             holder,
             wanted,
             taken: BTreeSet::new(),
@@ -357,7 +357,7 @@ impl DeviceBooks {
         };
         let reusable = self.reuse.1.get(&resource).cloned().unwrap_or_default();
         if self.take(&mut request, &reusable, seed) {
-            return Ok(Next::Allocate(request));
+            return Ok(AllocationStep::Allocate(request));
         }
         let in_use = self.allocated.get(&resource).cloned().unwrap_or_default();
         request.available = self
@@ -381,17 +381,22 @@ impl DeviceBooks {
             .as_ref()
             .is_some_and(|options| options.get_preferred_allocation_available);
         if !asks {
-            return self.fill(request, seed).map(Next::Allocate);
+            return self.fill(request, seed).map(AllocationStep::Allocate);
         }
         let mut available: Vec<String> = request.available.union(&request.taken).cloned().collect();
         seed.shuffle(&mut available);
         self.in_flight = Some((resource, request.taken.clone()));
-        Ok(Next::Ask { request, available })
+        Ok(AllocationStep::Ask { request, available })
     }
 
     /// Apply the response of GetPreferredAllocation: keep its available ids, choose among them at random if there are too many, and add
     /// random ids if there are too few.
-    pub fn preferred(&mut self, mut request: Request, answer: &[String], seed: &mut Dice) -> Result<Request, DeviceError> {
+    pub fn preferred(
+        &mut self,
+        mut request: ResourceRequest,
+        answer: &[String],
+        seed: &mut Dice,
+    ) -> Result<ResourceRequest, DeviceError> {
         let wished = answer.iter().filter(|id| request.available.contains(*id)).cloned().collect();
         if self.take(&mut request, &wished, seed) {
             return Ok(request);
@@ -399,7 +404,7 @@ impl DeviceBooks {
         self.fill(request, seed)
     }
 
-    fn fill(&mut self, mut request: Request, seed: &mut Dice) -> Result<Request, DeviceError> {
+    fn fill(&mut self, mut request: ResourceRequest, seed: &mut Dice) -> Result<ResourceRequest, DeviceError> {
         let available = request.available.clone();
         if self.take(&mut request, &available, seed) {
             return Ok(request);
@@ -411,7 +416,7 @@ impl DeviceBooks {
     }
 
     /// Take ids until the request is covered, and report whether it is. The ids count as allocated at once, as in the kubelet.
-    fn take(&mut self, request: &mut Request, from: &BTreeSet<String>, seed: &mut Dice) -> bool {
+    fn take(&mut self, request: &mut ResourceRequest, from: &BTreeSet<String>, seed: &mut Dice) -> bool {
         let mut candidates: Vec<&String> = from.difference(&request.taken).collect();
         seed.shuffle(&mut candidates);
         candidates.truncate(request.wanted - request.taken.len());
@@ -431,9 +436,9 @@ impl DeviceBooks {
     }
 
     /// Record the response of Allocate. With B1, `allocated` is not corrected here; that is the bug.
-    pub fn record(&mut self, request: Request, response: ContainerAllocateResponse) {
+    pub fn record(&mut self, request: ResourceRequest, response: ContainerAllocateResponse) {
         self.in_flight = None;
-        let held = Held {
+        let held = HeldDevices {
             ids: request.taken,
             response,
         };
@@ -466,8 +471,8 @@ impl DeviceBooks {
     }
 
     /// Return the devices of a resource that a container holds.
-    pub fn held(&self, pod: &str, container: &str, resource: &str) -> Option<&Held> {
-        self.held.get(&Holder {
+    pub fn held(&self, pod: &str, container: &str, resource: &str) -> Option<&HeldDevices> {
+        self.held.get(&DeviceHolder {
             pod: pod.to_owned(),
             container: container.to_owned(),
             resource: resource.to_owned(),
@@ -475,7 +480,7 @@ impl DeviceBooks {
     }
 
     /// Return all holders with their devices.
-    pub fn holders(&self) -> &BTreeMap<Holder, Held> {
+    pub fn holders(&self) -> &BTreeMap<DeviceHolder, HeldDevices> {
         &self.held
     }
 
@@ -495,7 +500,7 @@ impl DeviceBooks {
 
     /// Return the ids for which PreStartContainer must be called. `Ok(None)` means that the plugin does not want the call, or that the
     /// kubelet has not received the plugin's options since its own restart, in which case it silently omits the call.
-    pub fn pre_start(&self, holder: &Holder) -> Result<Option<&BTreeSet<String>>, DeviceError> {
+    pub fn pre_start(&self, holder: &DeviceHolder) -> Result<Option<&BTreeSet<String>>, DeviceError> {
         let Some(endpoint) = self.endpoints.get(&holder.resource) else {
             return Err(DeviceError::NoEndpoint(holder.resource.clone()));
         };

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 /// An event, or a repetition of one.
 #[derive(Debug, Clone)]
-pub(crate) struct Note {
+pub(crate) struct RecordedEvent {
     pub(crate) namespace: String,
     pub(crate) pod: String,
     pub(crate) uid: String,
@@ -23,7 +23,7 @@ pub(crate) struct Note {
 
 /// The sender of events. If the queue is full, events are lost, as in client-go.
 #[derive(Debug, Clone)]
-pub(crate) struct Recorder(mpsc::Sender<Note>);
+pub(crate) struct Recorder(mpsc::Sender<RecordedEvent>);
 
 impl Recorder {
     /// Create the recorder and the future that writes the events; the caller must spawn the future.
@@ -37,14 +37,20 @@ impl Recorder {
         (Recorder(sender), write(client, component, host, seed, receiver))
     }
 
-    pub(crate) fn note(&self, note: Note) {
+    pub(crate) fn note(&self, note: RecordedEvent) {
         if self.0.try_send(note).is_err() {
             tracing::warn!("the event queue is full; an event was lost");
         }
     }
 }
 
-async fn write(client: Client, component: &'static str, host: Option<String>, mut seed: Dice, mut notes: mpsc::Receiver<Note>) {
+async fn write(
+    client: Client,
+    component: &'static str,
+    host: Option<String>,
+    mut seed: Dice,
+    mut notes: mpsc::Receiver<RecordedEvent>,
+) {
     // A repetition increases the count of the existing event.
     let mut known: BTreeMap<(String, String, String), (String, i32)> = BTreeMap::new();
     while let Some(note) = notes.recv().await {

@@ -19,17 +19,17 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use super::events::{Note, Recorder};
+use super::events::{RecordedEvent, Recorder};
 use super::manager::{DeviceManager, DeviceTimings, RegistrationService};
 use super::plan::{PodPlan, effective_requests};
-use super::runtime::Runtime;
-use super::shared::{KnownPod, Shared};
+use super::runtime::ContainerRuntime;
+use super::shared::{KnownPod, KubeletState};
 use super::tasks::Tasks;
-use super::worker::{Begin, Update, Worker};
-use super::{AdmissionOrder, Bugs, Error, NodeEvent, NodePaths, NodeSpec, node_status};
+use super::worker::{Begin, PodUpdate, Worker};
+use super::{AdmissionOrder, Bugs, NodeDescription, NodeEvent, NodePaths, NodeStartError, node_status};
 
 pub(crate) struct Kubelet {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<KubeletState>,
     /// A socket that listens, as checks expect it.
     _pod_resources: UnixListener,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Kubelet {
 pub(crate) struct Parts {
     pub(crate) client: Client,
     pub(crate) paths: NodePaths,
-    pub(crate) runtime: Runtime,
+    pub(crate) runtime: ContainerRuntime,
     pub(crate) events: broadcast::Sender<NodeEvent>,
     pub(crate) bugs: Bugs,
     pub(crate) seed: Dice,
@@ -46,11 +46,11 @@ pub(crate) struct Parts {
 
 impl Kubelet {
     /// Remove the sockets in the device plugin directory, listen, and begin to manage the node's pods.
-    pub(crate) async fn start(spec: &NodeSpec, mut parts: Parts) -> Result<Kubelet, Error> {
+    pub(crate) async fn start(spec: &NodeDescription, mut parts: Parts) -> Result<Kubelet, NodeStartError> {
         let directory = parts.paths.device_plugins();
         let pod_resources = parts.paths.pod_resources_socket();
         for path in [directory.as_path(), pod_resources.parent().unwrap_or(Path::new("/"))] {
-            std::fs::create_dir_all(path).map_err(|source| Error::io("create", path, source))?;
+            std::fs::create_dir_all(path).map_err(|source| NodeStartError::io("create", path, source))?;
         }
         wipe_sockets(&directory)?;
         let tasks = Tasks::default();
@@ -62,7 +62,7 @@ impl Kubelet {
         };
         let manager = DeviceManager::start(directory, parts.bugs, timings, parts.seed.fork(), tasks.clone());
         let (recorder, write_events) = Recorder::new(parts.client.clone(), "kubelet", Some(spec.name.clone()), parts.seed.fork());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(KubeletState {
             client: parts.client,
             name: spec.name.clone(),
             address: spec.address.clone(),
@@ -111,13 +111,15 @@ impl Kubelet {
 }
 
 /// Remove the sockets from the device plugin directory, and nothing else.
-fn wipe_sockets(directory: &Path) -> Result<(), Error> {
-    let entries = std::fs::read_dir(directory).map_err(|source| Error::io("read", directory, source))?;
+fn wipe_sockets(directory: &Path) -> Result<(), NodeStartError> {
+    let entries = std::fs::read_dir(directory).map_err(|source| NodeStartError::io("read", directory, source))?;
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
             let path = entry.path();
             match std::fs::remove_file(&path) {
-                Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &path, source)),
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(NodeStartError::io("remove", &path, source));
+                }
                 _ => {}
             }
         }
@@ -125,19 +127,19 @@ fn wipe_sockets(directory: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-fn bind(path: &Path) -> Result<UnixListener, Error> {
+fn bind(path: &Path) -> Result<UnixListener, NodeStartError> {
     match std::fs::remove_file(path) {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", path, source)),
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(NodeStartError::io("remove", path, source)),
         _ => {}
     }
-    UnixListener::bind(path).map_err(|source| Error::io("listen on", path, source))
+    UnixListener::bind(path).map_err(|source| NodeStartError::io("listen on", path, source))
 }
 
-type Request = http::Request<tonic::body::Body>;
+type GrpcRequest = http::Request<tonic::body::Body>;
 
 fn serve<S>(tasks: &Tasks, listener: UnixListener, service: S)
 where
-    S: tower::Service<Request, Response = http::Response<tonic::body::Body>, Error = Infallible> + Clone + Send + 'static,
+    S: tower::Service<GrpcRequest, Response = http::Response<tonic::body::Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
     let token = tasks.token().clone();
@@ -160,10 +162,10 @@ where
 }
 
 struct SyncLoop {
-    shared: Arc<Shared>,
-    spec: NodeSpec,
+    shared: Arc<KubeletState>,
+    spec: NodeDescription,
     seed: Dice,
-    workers: BTreeMap<String, watch::Sender<Update>>,
+    workers: BTreeMap<String, watch::Sender<PodUpdate>>,
 }
 
 fn uid_of(pod: &Pod) -> String {
@@ -270,7 +272,7 @@ impl SyncLoop {
     fn seen(&mut self, pod: Pod, batch: &mut Vec<Pod>) {
         let uid = uid_of(&pod);
         if let Some(worker) = self.workers.get(&uid) {
-            let update = Update {
+            let update = PodUpdate {
                 pod: Arc::new(pod),
                 gone: false,
             };
@@ -311,7 +313,7 @@ impl SyncLoop {
             } else {
                 self.admit(&plan).await
             };
-            let (sender, updates) = watch::channel(Update {
+            let (sender, updates) = watch::channel(PodUpdate {
                 pod: Arc::new(pod),
                 gone: false,
             });
@@ -376,7 +378,7 @@ impl SyncLoop {
     }
 
     fn reject(&self, plan: &PodPlan, reason: &str, message: String) -> Begin {
-        self.shared.recorder.note(Note {
+        self.shared.recorder.note(RecordedEvent {
             namespace: plan.namespace.clone(),
             pod: plan.name.clone(),
             uid: plan.uid.clone(),
@@ -404,7 +406,7 @@ impl SyncLoop {
             }
             let (runtime, grace) = (self.shared.runtime.clone(), self.shared.timings.orphan_grace);
             self.shared.tasks.spawn(async move {
-                let running = |runtime: &Runtime| -> Vec<String> {
+                let running = |runtime: &ContainerRuntime| -> Vec<String> {
                     let rows = runtime.rows(&uid).into_iter();
                     rows.filter(|row| row.view.is_running()).map(|row| row.view.id).collect()
                 };

@@ -3,21 +3,21 @@
 use divvy_model::ContainerKind;
 
 use super::plan::{PodPlan, Restart};
-use super::runtime::ContainerState;
+use super::runtime::RuntimeContainerState;
 
 /// The latest run of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Latest {
     pub(crate) container: String,
     pub(crate) id: String,
-    pub(crate) state: ContainerState,
+    pub(crate) state: RuntimeContainerState,
     /// Whether the run belongs to the current sandbox; otherwise it is from before a reboot.
     pub(crate) in_this_sandbox: bool,
 }
 
 /// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum LifecycleStep {
     /// Start these containers, each when its back-off has elapsed.
     Start(Vec<String>),
     /// Stop these containers: the pod has finished, but its sidecars are still running.
@@ -50,14 +50,14 @@ pub(crate) fn initialized(pod: &PodPlan, latest: &[Latest]) -> bool {
                     return false;
                 };
                 match container.kind {
-                    ContainerKind::Init => run.state == ContainerState::Exited { code: 0 },
-                    _ => run.state == ContainerState::Running,
+                    ContainerKind::Init => run.state == RuntimeContainerState::Exited { code: 0 },
+                    _ => run.state == RuntimeContainerState::Running,
                 }
             })
 }
 
 /// Return the next step while the pod is meant to run.
-pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
+pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> LifecycleStep {
     let of = |name: &str| latest.iter().find(|run| run.container == name);
     let mut start = Vec::new();
     let initialized = initialized(pod, latest);
@@ -66,11 +66,13 @@ pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
         let run = of(&container.name).filter(|run| run.in_this_sandbox).map(|run| run.state);
         match (container.kind, run) {
             (ContainerKind::Init, _) if initialized => continue,
-            (ContainerKind::Init, Some(ContainerState::Exited { code: 0 })) => continue,
-            (ContainerKind::Init, Some(ContainerState::Exited { .. })) if pod.restart == Restart::Never => init_failed = true,
-            (_, None | Some(ContainerState::Exited { .. })) => start.push(container.name.clone()),
-            (ContainerKind::Init, Some(ContainerState::Running)) => {}
-            (_, Some(ContainerState::Running)) => continue,
+            (ContainerKind::Init, Some(RuntimeContainerState::Exited { code: 0 })) => continue,
+            (ContainerKind::Init, Some(RuntimeContainerState::Exited { .. })) if pod.restart == Restart::Never => {
+                init_failed = true
+            }
+            (_, None | Some(RuntimeContainerState::Exited { .. })) => start.push(container.name.clone()),
+            (ContainerKind::Init, Some(RuntimeContainerState::Running)) => {}
+            (_, Some(RuntimeContainerState::Running)) => continue,
         }
         // The next init container starts only when this one is done. Once the pod runs, every sidecar is kept running.
         if !initialized {
@@ -83,8 +85,8 @@ pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
     for container in apps() {
         match of(&container.name).map(|run| run.state) {
             None if initialized => start.push(container.name.clone()),
-            None | Some(ContainerState::Running) => {}
-            Some(ContainerState::Exited { code }) => {
+            None | Some(RuntimeContainerState::Running) => {}
+            Some(RuntimeContainerState::Exited { code }) => {
                 let again = match pod.restart {
                     Restart::Always => true,
                     Restart::OnFailure => code != 0,
@@ -100,17 +102,21 @@ pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
         }
     }
     if init_failed || done == apps().count() {
-        let running = latest.iter().filter(|run| run.state == ContainerState::Running);
+        let running = latest.iter().filter(|run| run.state == RuntimeContainerState::Running);
         let running: Vec<String> = running.map(|run| run.container.clone()).collect();
         return if running.is_empty() {
-            Step::Finish {
+            LifecycleStep::Finish {
                 succeeded: succeeded && !init_failed,
             }
         } else {
-            Step::Stop(running)
+            LifecycleStep::Stop(running)
         };
     }
-    if start.is_empty() { Step::Wait } else { Step::Start(start) }
+    if start.is_empty() {
+        LifecycleStep::Wait
+    } else {
+        LifecycleStep::Start(start)
+    }
 }
 
 /// Return the containers that get SIGTERM now while the pod ends: app containers and ordinary init containers at once, then the sidecars
@@ -120,7 +126,7 @@ pub(crate) fn to_terminate(pod: &PodPlan, latest: &[Latest]) -> Vec<String> {
         let of_kind = pod.containers.iter().filter(|container| kinds.contains(&container.kind));
         let ids = of_kind.filter_map(|container| {
             let run = latest.iter().find(|run| run.container == container.name)?;
-            (run.state == ContainerState::Running).then(|| run.id.clone())
+            (run.state == RuntimeContainerState::Running).then(|| run.id.clone())
         });
         ids.collect()
     };

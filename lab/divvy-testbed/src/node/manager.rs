@@ -21,24 +21,24 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
 use super::checkpoint;
-use super::devices::{Bugs, DeviceBooks, DeviceError, Holder, Next, is_extended_resource};
+use super::devices::{AllocationStep, Bugs, DeviceBooks, DeviceError, DeviceHolder, is_extended_resource};
 use super::endpoint::{dial, go_error};
 use super::plan::{ContainerPlan, PodPlan};
-use super::runtime::{DeviceOptions, Runtime};
+use super::runtime::{ContainerRuntime, DeviceOptions};
 use super::tasks::Tasks;
 
 /// A plugin's connection. The newest registration of a resource wins.
 #[derive(Debug, Clone)]
-struct Plugin {
+struct PluginConnection {
     generation: u64,
     client: DevicePluginClient<Channel>,
     stop: CancellationToken,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ManagerState {
     books: DeviceBooks,
-    plugins: BTreeMap<String, Plugin>,
+    plugins: BTreeMap<String, PluginConnection>,
     generation: u64,
     seed: Dice,
     /// The UIDs of pods that count as active.
@@ -52,7 +52,7 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct DeviceManager {
     directory: PathBuf,
-    inner: Mutex<Inner>,
+    inner: Mutex<ManagerState>,
     changed: watch::Sender<u64>,
     began: Instant,
     dial_timeout: Duration,
@@ -89,7 +89,7 @@ impl DeviceManager {
             None => checkpoint::Restored::default(),
         };
         let books = DeviceBooks::restore(bugs, 0, restored.held, restored.registered);
-        let inner = Inner {
+        let inner = ManagerState {
             books,
             plugins: BTreeMap::new(),
             generation: 0,
@@ -112,7 +112,7 @@ impl DeviceManager {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ManagerState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +175,7 @@ impl DeviceManager {
         inner.books.forget_all_but(&active);
     }
 
-    fn write_checkpoint(&self, inner: &Inner) {
+    fn write_checkpoint(&self, inner: &ManagerState) {
         let text = checkpoint::render(&inner.books);
         if let Err(error) = checkpoint::replace(&self.directory.join(checkpoint::FILE), &text) {
             tracing::error!(%error, "could not write the checkpoint");
@@ -191,7 +191,12 @@ impl DeviceManager {
 
     /// Allocate a container's devices, resource by resource, and write the checkpoint once. Calls are serial, because pods are admitted one at
     /// a time.
-    pub(crate) async fn allocate(&self, pod: &PodPlan, container: &ContainerPlan, runtime: &Runtime) -> Result<(), DeviceError> {
+    pub(crate) async fn allocate(
+        &self,
+        pod: &PodPlan,
+        container: &ContainerPlan,
+        runtime: &ContainerRuntime,
+    ) -> Result<(), DeviceError> {
         let mut wrote = false;
         let result = self.allocate_resources(pod, container, runtime, &mut wrote).await;
         let mut inner = self.lock();
@@ -209,7 +214,7 @@ impl DeviceManager {
         &self,
         pod: &PodPlan,
         container: &ContainerPlan,
-        runtime: &Runtime,
+        runtime: &ContainerRuntime,
         wrote: &mut bool,
     ) -> Result<(), DeviceError> {
         let mut resources: Vec<(&String, &u64)> = container.limits.iter().collect();
@@ -224,7 +229,7 @@ impl DeviceManager {
             let runs = |name: &str| rows.iter().any(|row| row.view.container == name && row.view.is_running());
             let next = {
                 let mut inner = self.lock();
-                let Inner {
+                let ManagerState {
                     books, seed, starting, ..
                 } = &mut *inner;
                 // Without B3, an ended init container counts as running while the app container is running.
@@ -232,7 +237,7 @@ impl DeviceManager {
                     && rows.iter().any(|row| row.view.is_running())
                     && !books.bugs.ended_init_container_kills;
                 let running = runs(&container.name) || ended_init;
-                let holder = Holder {
+                let holder = DeviceHolder {
                     pod: pod.uid.clone(),
                     container: container.name.clone(),
                     resource: resource.clone(),
@@ -241,7 +246,7 @@ impl DeviceManager {
                 books.begin(holder, wanted, *starting, running, seed)
             };
             let result = match next {
-                Ok(Next::Nothing) => continue,
+                Ok(AllocationStep::Nothing) => continue,
                 Ok(next) => self.call_plugin(resource, next).await,
                 Err(error) => Err(error),
             };
@@ -254,11 +259,11 @@ impl DeviceManager {
         Ok(())
     }
 
-    async fn call_plugin(&self, resource: &str, next: Next) -> Result<(), DeviceError> {
+    async fn call_plugin(&self, resource: &str, next: AllocationStep) -> Result<(), DeviceError> {
         let request = match next {
-            Next::Nothing => return Ok(()),
-            Next::Allocate(request) => request,
-            Next::Ask { request, available } => {
+            AllocationStep::Nothing => return Ok(()),
+            AllocationStep::Allocate(request) => request,
+            AllocationStep::Ask { request, available } => {
                 let mut client = self.client(resource)?;
                 let must_include = self.in_random_order(&request.taken);
                 let call = PreferredAllocationRequest {
@@ -273,7 +278,7 @@ impl DeviceManager {
                 let first = answer.into_inner().container_responses.into_iter().next();
                 let ids = first.map(|first| first.device_ids).unwrap_or_default();
                 let mut inner = self.lock();
-                let Inner { books, seed, .. } = &mut *inner;
+                let ManagerState { books, seed, .. } = &mut *inner;
                 books.preferred(request, &ids, seed)?
             }
         };
@@ -319,14 +324,14 @@ impl DeviceManager {
         &self,
         pod: &PodPlan,
         container: &ContainerPlan,
-        runtime: &Runtime,
+        runtime: &ContainerRuntime,
     ) -> Result<DeviceOptions, DeviceError> {
         let mut reallocate = false;
         for (resource, wanted) in &container.limits {
             if *wanted == 0 || !self.read(|books| books.knows(resource)) {
                 continue;
             }
-            let holder = Holder {
+            let holder = DeviceHolder {
                 pod: pod.uid.clone(),
                 container: container.name.clone(),
                 resource: resource.clone(),
@@ -364,7 +369,7 @@ impl DeviceManager {
     }
 
     /// Follow a plugin's device list until the stream ends.
-    async fn follow(self: Arc<Self>, resource: String, plugin: Plugin) {
+    async fn follow(self: Arc<Self>, resource: String, plugin: PluginConnection) {
         let mut client = plugin.client.clone();
         let stream = plugin.stop.run_until_cancelled(client.list_and_watch(Empty {})).await;
         match stream {
@@ -441,7 +446,7 @@ impl Registration for RegistrationService {
             .into_inner();
         let mut inner = manager.lock();
         inner.generation += 1;
-        let plugin = Plugin {
+        let plugin = PluginConnection {
             generation: inner.generation,
             client,
             stop: manager.tasks.token().child_token(),

@@ -14,13 +14,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 
-use super::shared::Shared;
-use super::{MAX_PODS, NodeSpec};
+use super::shared::KubeletState;
+use super::{MAX_PODS, NodeDescription};
 
 /// The values that change while the kubelet runs: capacity and allocatable.
-type Amounts = (BTreeMap<String, Quantity>, BTreeMap<String, Quantity>);
+type NodeAmounts = (BTreeMap<String, Quantity>, BTreeMap<String, Quantity>);
 
-fn amounts(shared: &Shared, spec: &NodeSpec) -> Amounts {
+fn amounts(shared: &KubeletState, spec: &NodeDescription) -> NodeAmounts {
     let base = [
         ("cpu", spec.cpus.to_string()),
         ("memory", format!("{}Ki", spec.memory_mib * 1024)),
@@ -70,7 +70,7 @@ fn conditions(now: Timestamp) -> Vec<NodeCondition> {
     ]
 }
 
-fn labels(spec: &NodeSpec) -> BTreeMap<String, String> {
+fn labels(spec: &NodeDescription) -> BTreeMap<String, String> {
     let mut labels = spec.labels.clone();
     for (key, value) in [
         ("kubernetes.io/hostname", spec.name.as_str()),
@@ -82,7 +82,7 @@ fn labels(spec: &NodeSpec) -> BTreeMap<String, String> {
     labels
 }
 
-fn full_status(spec: &NodeSpec, boot_id: &str, (capacity, allocatable): &Amounts) -> NodeStatus {
+fn full_status(spec: &NodeDescription, boot_id: &str, (capacity, allocatable): &NodeAmounts) -> NodeStatus {
     let address = |kind: &str, address: &str| NodeAddress {
         type_: kind.to_owned(),
         address: address.to_owned(),
@@ -107,13 +107,13 @@ fn full_status(spec: &NodeSpec, boot_id: &str, (capacity, allocatable): &Amounts
 }
 
 /// Register the node, then keep its status up to date until the kubelet ends.
-pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
+pub(crate) async fn keep(shared: Arc<KubeletState>, spec: NodeDescription) {
     let api: Api<Node> = Api::all(shared.client.clone());
     let mut changes = shared.manager.changes();
     let boot_id = spec.paths().boot_id();
     let boot_id = std::fs::read_to_string(&boot_id).unwrap_or_default().trim().to_owned();
     // A kubelet that starts writes the complete status once; afterwards it writes only changes.
-    let mut written: Option<Amounts> = None;
+    let mut written: Option<NodeAmounts> = None;
     loop {
         if written.is_none() {
             match register(&api, &shared, &spec).await {
@@ -166,7 +166,7 @@ async fn lease(client: &kube::Client, node: &str) {
 
 /// Create the object if it does not exist. Return the extended resources that an older object still shows although the checkpoint is
 /// missing: they become 0, because the kubelet takes the node for a new one.
-async fn register(api: &Api<Node>, shared: &Shared, spec: &NodeSpec) -> kube::Result<Vec<String>> {
+async fn register(api: &Api<Node>, shared: &KubeletState, spec: &NodeDescription) -> kube::Result<Vec<String>> {
     if let Some(node) = api.get_opt(&spec.name).await? {
         let labels = serde_json::json!({"metadata": {"labels": labels(spec)}});
         let has = |key: &String, value: &String| node.metadata.labels.as_ref().and_then(|all| all.get(key)) == Some(value);

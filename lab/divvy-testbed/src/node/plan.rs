@@ -18,13 +18,13 @@ pub(crate) enum Restart {
 /// The behavior of a container's process, derived from its `command` and `args`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Behaviour {
-    pub(crate) ends: Ends,
+    pub(crate) ends: PlannedEnd,
     /// Whether only SIGKILL ends the process (`--ignore-term`).
     pub(crate) ignores_term: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Ends {
+pub(crate) enum PlannedEnd {
     /// `sleep N`: it ends with status 0 after N seconds.
     After(Duration),
     /// `fail`: it ends with status 1 at once.
@@ -35,22 +35,22 @@ pub(crate) enum Ends {
 
 impl Behaviour {
     fn of(words: &[String]) -> Behaviour {
-        let mut ends = Ends::Never;
+        let mut ends = PlannedEnd::Never;
         for (i, word) in words.iter().enumerate() {
             match word.as_str() {
                 "sleep" => {
                     let seconds = words.get(i + 1).and_then(|text| text.parse::<f64>().ok());
                     if let Some(after) = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
-                        ends = Ends::After(after);
+                        ends = PlannedEnd::After(after);
                         break;
                     }
                 }
                 "fail" => {
-                    ends = Ends::Failing;
+                    ends = PlannedEnd::Failing;
                     break;
                 }
                 "env" => {
-                    ends = Ends::After(Duration::ZERO);
+                    ends = PlannedEnd::After(Duration::ZERO);
                     break;
                 }
                 "run" => break,

@@ -15,13 +15,13 @@ use jiff::Timestamp;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::cgroups::{Cgroups, Tree};
-use super::plan::{ContainerPlan, Ends, PodPlan};
+use super::cgroups::{CgroupTree, Cgroups};
+use super::plan::{ContainerPlan, PlannedEnd, PodPlan};
 use super::{NodeEvent, NodePaths, cdi};
 
 /// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ContainerState {
+pub enum RuntimeContainerState {
     /// The container's process is running.
     Running,
     /// The container's process has ended.
@@ -60,7 +60,7 @@ pub struct ContainerView {
     /// How many times a container of this name ran in this pod before.
     pub attempt: u32,
     /// The container's state.
-    pub state: ContainerState,
+    pub state: RuntimeContainerState,
     /// The environment as the container's process sees it.
     pub env: BTreeMap<String, String>,
     /// The paths of device nodes in the container.
@@ -84,12 +84,12 @@ pub struct ContainerView {
 impl ContainerView {
     /// Report whether the container's process is running.
     pub fn is_running(&self) -> bool {
-        self.state == ContainerState::Running
+        self.state == RuntimeContainerState::Running
     }
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Row {
+pub(crate) struct ContainerRow {
     pub(crate) view: ContainerView,
     pub(crate) sandbox: String,
     /// The PIDs of this machine's processes that belong to the container.
@@ -108,8 +108,8 @@ struct Sandbox {
 }
 
 #[derive(Debug)]
-struct State {
-    rows: Vec<Row>,
+struct RuntimeState {
+    rows: Vec<ContainerRow>,
     sandboxes: BTreeMap<String, Sandbox>,
     /// The pods' cgroups by pod UID, from the start of the sandbox until the pod is cleaned up.
     pods: BTreeMap<String, String>,
@@ -150,20 +150,20 @@ pub(crate) enum RuntimeError {
 
 /// The container runtime. Clones share its state.
 #[derive(Debug, Clone)]
-pub(crate) struct Runtime {
-    shared: Arc<Shared>,
+pub(crate) struct ContainerRuntime {
+    shared: Arc<RuntimeShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RuntimeShared {
     paths: NodePaths,
-    state: Mutex<State>,
+    state: Mutex<RuntimeState>,
     changed: watch::Sender<u64>,
     events: broadcast::Sender<NodeEvent>,
     stop: CancellationToken,
 }
 
-impl Drop for Shared {
+impl Drop for RuntimeShared {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -210,9 +210,9 @@ impl DeviceOptions {
     }
 }
 
-impl Runtime {
-    pub(crate) fn new(paths: NodePaths, cgroups: Cgroups, seed: Dice, events: broadcast::Sender<NodeEvent>) -> Runtime {
-        let state = State {
+impl ContainerRuntime {
+    pub(crate) fn new(paths: NodePaths, cgroups: Cgroups, seed: Dice, events: broadcast::Sender<NodeEvent>) -> ContainerRuntime {
+        let state = RuntimeState {
             rows: Vec::new(),
             sandboxes: BTreeMap::new(),
             pods: BTreeMap::new(),
@@ -222,19 +222,19 @@ impl Runtime {
             proc_written: BTreeSet::new(),
             away: false,
         };
-        let shared = Shared {
+        let shared = RuntimeShared {
             paths,
             state: Mutex::new(state),
             changed: watch::Sender::new(0),
             events,
             stop: CancellationToken::new(),
         };
-        Runtime {
+        ContainerRuntime {
             shared: Arc::new(shared),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RuntimeState> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -244,7 +244,7 @@ impl Runtime {
     }
 
     /// Return a pod's containers, oldest first, including those that ended.
-    pub(crate) fn rows(&self, pod_uid: &str) -> Vec<Row> {
+    pub(crate) fn rows(&self, pod_uid: &str) -> Vec<ContainerRow> {
         self.lock()
             .rows
             .iter()
@@ -344,7 +344,7 @@ impl Runtime {
         let Some(sandbox) = state.sandboxes.get(&pod.uid).map(|sandbox| sandbox.id.clone()) else {
             return Err(RuntimeError::NoSandbox(pod.uid.clone()));
         };
-        let same = |row: &&Row| row.view.pod_uid == pod.uid && row.view.container == container.name;
+        let same = |row: &&ContainerRow| row.view.pod_uid == pod.uid && row.view.container == container.name;
         let attempt = state
             .rows
             .iter()
@@ -360,7 +360,7 @@ impl Runtime {
             container: container.name.clone(),
             pid: state.pid(),
             attempt,
-            state: ContainerState::Running,
+            state: RuntimeContainerState::Running,
             env,
             devices,
             mounts,
@@ -372,7 +372,7 @@ impl Runtime {
             message: None,
             id,
         };
-        let row = Row {
+        let row = ContainerRow {
             view: view.clone(),
             sandbox,
             processes: Vec::new(),
@@ -393,9 +393,9 @@ impl Runtime {
         // There may be no receiver.
         let _ = self.shared.events.send(NodeEvent::ContainerStarted(view.clone()));
         let end = match container.behaviour.ends {
-            Ends::After(after) => Some((after, 0)),
-            Ends::Failing => Some((std::time::Duration::ZERO, 1)),
-            Ends::Never => None,
+            PlannedEnd::After(after) => Some((after, 0)),
+            PlannedEnd::Failing => Some((std::time::Duration::ZERO, 1)),
+            PlannedEnd::Never => None,
         };
         if let Some((after, code)) = end {
             tokio::spawn(end_later(Arc::downgrade(&self.shared), view.id.clone(), ended, after, code));
@@ -453,7 +453,7 @@ impl Runtime {
         let Some(row) = rows.find(|row| row.view.id == id && row.view.is_running()) else {
             return;
         };
-        row.view.state = ContainerState::Exited { code };
+        row.view.state = RuntimeContainerState::Exited { code };
         row.view.finished_at = Some(Timestamp::now());
         row.ended.cancel();
         let view = row.view.clone();
@@ -493,7 +493,7 @@ impl Runtime {
         let mut state = self.lock();
         let mut ended = Vec::new();
         for row in state.rows.iter_mut().filter(|row| row.view.is_running()) {
-            row.view.state = ContainerState::Exited { code: 255 };
+            row.view.state = RuntimeContainerState::Exited { code: 255 };
             row.view.finished_at = Some(Timestamp::now());
             row.ended.cancel();
             ended.push(row.view.clone());
@@ -512,14 +512,14 @@ impl Runtime {
         self.shared.changed.send_modify(|generation| *generation += 1);
     }
 
-    fn project_or_log(&self, state: &mut State) {
+    fn project_or_log(&self, state: &mut RuntimeState) {
         if let Err(error) = self.project(state) {
             tracing::error!(%error, "could not write the cgroup files");
         }
     }
 
-    fn project(&self, state: &mut State) -> std::io::Result<()> {
-        let mut tree = Tree::new();
+    fn project(&self, state: &mut RuntimeState) -> std::io::Result<()> {
+        let mut tree = CgroupTree::new();
         for sandbox in state.sandboxes.values() {
             tree.insert(sandbox.cgroup.clone(), vec![sandbox.pid]);
         }
@@ -555,16 +555,16 @@ impl Runtime {
     }
 }
 
-impl State {
+impl RuntimeState {
     fn pid(&mut self) -> u32 {
         self.next_pid += 1;
         self.next_pid
     }
 }
 
-async fn end_later(shared: Weak<Shared>, id: String, ended: CancellationToken, after: std::time::Duration, code: i32) {
+async fn end_later(shared: Weak<RuntimeShared>, id: String, ended: CancellationToken, after: std::time::Duration, code: i32) {
     let slept = ended.run_until_cancelled(tokio::time::sleep(after)).await;
     if let Some(shared) = slept.and_then(|()| shared.upgrade()) {
-        Runtime { shared }.exit(&id, code);
+        ContainerRuntime { shared }.exit(&id, code);
     }
 }

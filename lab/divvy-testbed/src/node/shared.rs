@@ -8,7 +8,7 @@ use tokio::sync::{RwLock, broadcast};
 
 use super::events::Recorder;
 use super::manager::DeviceManager;
-use super::runtime::Runtime;
+use super::runtime::ContainerRuntime;
 use super::tasks::Tasks;
 use super::{NodeEvent, Timings};
 
@@ -22,12 +22,12 @@ pub(crate) struct KnownPod {
 }
 
 /// The state that the workers and loops of one kubelet share.
-pub(crate) struct Shared {
+pub(crate) struct KubeletState {
     pub(crate) client: Client,
     pub(crate) name: String,
     pub(crate) address: String,
     pub(crate) timings: Timings,
-    pub(crate) runtime: Runtime,
+    pub(crate) runtime: ContainerRuntime,
     pub(crate) manager: Arc<DeviceManager>,
     pub(crate) recorder: Recorder,
     pub(crate) tasks: Tasks,
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(super) pod_net: u8,
 }
 
-impl Shared {
+impl KubeletState {
     pub(crate) fn tell(&self, event: NodeEvent) {
         // There may be no receiver.
         let _ = self.events.send(event);

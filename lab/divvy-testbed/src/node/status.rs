@@ -11,11 +11,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::plan::{ContainerPlan, PodPlan};
-use super::runtime::{ContainerState, ContainerView};
+use super::runtime::{ContainerView, RuntimeContainerState};
 
 /// The reason why a container waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingContainer {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Input<'a> {
     pub(crate) pod: &'a PodPlan,
     /// All runs of all containers, oldest first.
     pub(crate) runs: &'a [ContainerView],
-    pub(crate) waiting: &'a BTreeMap<String, Waiting>,
+    pub(crate) waiting: &'a BTreeMap<String, WaitingContainer>,
     pub(crate) initialized: bool,
     /// `Some` once all containers have ended for good; true if they succeeded.
     pub(crate) finished: Option<bool>,
@@ -61,13 +61,13 @@ fn terminated(run: &ContainerView, code: i32) -> ApiState {
 
 fn state(run: &ContainerView) -> ApiState {
     match run.state {
-        ContainerState::Running => ApiState {
+        RuntimeContainerState::Running => ApiState {
             running: Some(ContainerStateRunning {
                 started_at: Some(Time(run.started_at)),
             }),
             ..ApiState::default()
         },
-        ContainerState::Exited { code } => terminated(run, code),
+        RuntimeContainerState::Exited { code } => terminated(run, code),
     }
 }
 
@@ -76,7 +76,7 @@ fn container_status(input: &Input<'_>, container: &ContainerPlan) -> ContainerSt
     let latest = runs.next();
     let before = runs.next();
     let running = latest.is_some_and(ContainerView::is_running);
-    let ended_well = latest.is_some_and(|run| run.state == ContainerState::Exited { code: 0 });
+    let ended_well = latest.is_some_and(|run| run.state == RuntimeContainerState::Exited { code: 0 });
     let waiting = input
         .waiting
         .get(&container.name)

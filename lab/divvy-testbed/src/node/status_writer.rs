@@ -16,22 +16,22 @@ pub(crate) struct Desired {
     pub(crate) finalize: bool,
 }
 
-enum Written {
+enum StatusWrite {
     Yes,
     /// The object is gone, or another object has its name.
     Gone,
     Retry,
 }
 
-fn outcome<T>(result: kube::Result<T>, what: &str) -> Written {
+fn outcome<T>(result: kube::Result<T>, what: &str) -> StatusWrite {
     match result {
-        Ok(_) => Written::Yes,
-        Err(kube::Error::Api(status)) if status.code == 404 => Written::Gone,
+        Ok(_) => StatusWrite::Yes,
+        Err(kube::Error::Api(status)) if status.code == 404 => StatusWrite::Gone,
         // The precondition on the UID failed: the name belongs to another pod now.
-        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Written::Gone,
+        Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => StatusWrite::Gone,
         Err(error) => {
             tracing::warn!(%error, what, "write failed; it will be retried");
-            Written::Retry
+            StatusWrite::Retry
         }
     }
 }
@@ -69,18 +69,18 @@ pub(crate) async fn write_status(
     let mut deleted = false;
     loop {
         let now = desired.borrow_and_update().clone();
-        let mut result = Written::Yes;
+        let mut result = StatusWrite::Yes;
         if let Some(status) = now.status.as_ref().filter(|status| written.as_ref() != Some(status)) {
             let patch = serde_json::json!({"metadata": {"uid": uid}, "status": whole(status)});
             result = outcome(
                 api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await,
                 "pod status",
             );
-            if matches!(result, Written::Yes) {
+            if matches!(result, StatusWrite::Yes) {
                 written = Some(status.clone());
             }
         }
-        if matches!(result, Written::Yes) && now.finalize && !deleted {
+        if matches!(result, StatusWrite::Yes) && now.finalize && !deleted {
             let params = DeleteParams {
                 grace_period_seconds: Some(0),
                 preconditions: Some(Preconditions {
@@ -90,12 +90,12 @@ pub(crate) async fn write_status(
                 ..DeleteParams::default()
             };
             result = outcome(api.delete(&name, &params).await, "pod deletion");
-            deleted = matches!(result, Written::Yes);
+            deleted = matches!(result, StatusWrite::Yes);
         }
         match result {
-            Written::Gone => return,
-            Written::Retry => tokio::time::sleep(retry).await,
-            Written::Yes => {
+            StatusWrite::Gone => return,
+            StatusWrite::Retry => tokio::time::sleep(retry).await,
+            StatusWrite::Yes => {
                 if desired.changed().await.is_err() {
                     return;
                 }

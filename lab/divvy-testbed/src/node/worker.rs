@@ -10,18 +10,18 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::devices::DeviceError;
-use super::events::Note;
-use super::lifecycle::{self, Latest, Step};
+use super::events::RecordedEvent;
+use super::lifecycle::{self, Latest, LifecycleStep};
 use super::plan::{ContainerPlan, PodPlan};
-use super::runtime::{ContainerState, ContainerView, Row};
-use super::shared::Shared;
-use super::status::{self, Waiting};
+use super::runtime::{ContainerRow, ContainerView, RuntimeContainerState};
+use super::shared::KubeletState;
+use super::status::{self, WaitingContainer};
 use super::status_writer::{Desired, write_status};
-use super::{Backoff, NodeEvent};
+use super::{BackoffRange, NodeEvent};
 
 /// The pod as the kubelet last saw it.
 #[derive(Debug, Clone)]
-pub(crate) struct Update {
+pub(crate) struct PodUpdate {
     pub(crate) pod: Arc<Pod>,
     /// Whether the object is gone from the API server.
     pub(crate) gone: bool,
@@ -51,11 +51,11 @@ struct Retry {
 }
 
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<KubeletState>,
     begin: Begin,
-    updates: watch::Receiver<Update>,
+    updates: watch::Receiver<PodUpdate>,
     desired: watch::Sender<Desired>,
-    waiting: BTreeMap<String, Waiting>,
+    waiting: BTreeMap<String, WaitingContainer>,
     retries: BTreeMap<String, Retry>,
     last_status: Option<PodStatus>,
     /// The time at which the end of the pod's containers began.
@@ -68,7 +68,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, begin: Begin, updates: watch::Receiver<Update>) -> Worker {
+    pub(crate) fn new(shared: Arc<KubeletState>, begin: Begin, updates: watch::Receiver<PodUpdate>) -> Worker {
         let last_status = updates.borrow().pod.status.clone();
         Worker {
             shared,
@@ -132,7 +132,7 @@ impl Worker {
         }
     }
 
-    fn rows(&self, plan: &PodPlan) -> Vec<Row> {
+    fn rows(&self, plan: &PodPlan) -> Vec<ContainerRow> {
         self.shared.runtime.rows(&plan.uid)
     }
 
@@ -165,12 +165,12 @@ impl Worker {
         }
         let mut wake: Option<Instant> = None;
         match lifecycle::next(plan, &self.latest(plan)) {
-            Step::Wait => {}
-            Step::Finish { succeeded } => {
+            LifecycleStep::Wait => {}
+            LifecycleStep::Finish { succeeded } => {
                 self.finished = Some(succeeded);
                 return Some(Instant::now());
             }
-            Step::Stop(names) => {
+            LifecycleStep::Stop(names) => {
                 let rows = self.rows(plan);
                 let running = rows
                     .iter()
@@ -180,7 +180,7 @@ impl Worker {
                 let since = *self.ending.get_or_insert_with(Instant::now);
                 return Some(self.kill_late(plan, since + self.grace(plan)));
             }
-            Step::Start(names) => {
+            LifecycleStep::Start(names) => {
                 for name in names {
                     let Some(container) = plan.container(&name) else {
                         continue;
@@ -227,7 +227,7 @@ impl Worker {
                     "BackOff",
                     &format!("Back-off restarting failed container {name} in pod {pod}"),
                 );
-                let waiting = Waiting {
+                let waiting = WaitingContainer {
                     reason: "CrashLoopBackOff",
                     message,
                 };
@@ -287,8 +287,9 @@ impl Worker {
 
     fn start_failed(&mut self, plan: &PodPlan, container: &ContainerPlan, reason: &'static str, message: String) -> Instant {
         self.note(plan, true, "Failed", &format!("Error: {message}"));
-        self.waiting.insert(container.name.clone(), Waiting { reason, message });
-        let backoff: Backoff = self.shared.timings.start_retry;
+        self.waiting
+            .insert(container.name.clone(), WaitingContainer { reason, message });
+        let backoff: BackoffRange = self.shared.timings.start_retry;
         let retry = self.retries.entry(container.name.clone()).or_default();
         let at = Instant::now() + backoff.delay(retry.failed_starts);
         retry.failed_starts = retry.failed_starts.saturating_add(1);
@@ -302,7 +303,7 @@ impl Worker {
 
     /// Return the time at which the containers of a pod without an object receive SIGTERM, if it is still to come. Return `None`
     /// if there is no reason to wait.
-    fn not_yet_told(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
+    fn not_yet_told(&mut self, plan: &PodPlan, update: &PodUpdate) -> Option<Instant> {
         if !update.gone || self.ending.is_some() || !self.rows(plan).iter().any(|row| row.view.is_running()) {
             return None;
         }
@@ -314,7 +315,7 @@ impl Worker {
     /// Return the time of SIGKILL. A forced deletion shortens the remaining grace period of a pod that was already being deleted.
     /// The kubelet kills the containers of every other pod without an object after its own minimum, whatever the pod's grace
     /// period is.
-    fn deadline(&mut self, plan: &PodPlan, update: &Update) -> Instant {
+    fn deadline(&mut self, plan: &PodPlan, update: &PodUpdate) -> Instant {
         let now = Instant::now();
         let since = *self.ending.get_or_insert(now);
         let own = since + self.grace(plan);
@@ -328,7 +329,7 @@ impl Worker {
     }
 
     /// End the pod: SIGTERM, SIGKILL after the grace period, then remove the sandbox and the pod's cgroup.
-    fn bring_down(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
+    fn bring_down(&mut self, plan: &PodPlan, update: &PodUpdate) -> Option<Instant> {
         if let Some(told) = self.not_yet_told(plan, update) {
             return Some(told);
         }
@@ -380,7 +381,7 @@ impl Worker {
         self.shared.runtime.sandbox(&plan.uid).is_none() && !self.rows(plan).iter().any(|row| row.view.is_running())
     }
 
-    fn publish(&mut self, plan: &PodPlan, update: &Update) {
+    fn publish(&mut self, plan: &PodPlan, update: &PodUpdate) {
         if update.gone {
             return;
         }
@@ -422,7 +423,7 @@ impl Worker {
     }
 
     fn note(&self, plan: &PodPlan, warning: bool, reason: &str, message: &str) {
-        self.shared.recorder.note(Note {
+        self.shared.recorder.note(RecordedEvent {
             namespace: plan.namespace.clone(),
             pod: plan.name.clone(),
             uid: plan.uid.clone(),
@@ -433,11 +434,11 @@ impl Worker {
     }
 }
 
-fn ended_well(plan: &PodPlan, rows: &[Row]) -> bool {
+fn ended_well(plan: &PodPlan, rows: &[ContainerRow]) -> bool {
     let apps = plan
         .containers
         .iter()
         .filter(|container| container.kind == divvy_model::ContainerKind::App);
     apps.map(|container| rows.iter().rev().find(|row| row.view.container == container.name))
-        .all(|row| row.is_some_and(|row| row.view.state == ContainerState::Exited { code: 0 }))
+        .all(|row| row.is_some_and(|row| row.view.state == RuntimeContainerState::Exited { code: 0 }))
 }

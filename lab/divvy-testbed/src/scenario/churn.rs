@@ -11,9 +11,9 @@ use divvy_testkit::dice::Dice;
 use kube::api::DeleteParams;
 use tokio::time::Instant;
 
-use super::history::{History, Reports};
+use super::history::{AuditHistory, ContainerReports};
 use super::play::NAMESPACE;
-use super::{Cluster, End, Living, Machine, Part, Play, Stop, Whole, Witness};
+use super::{Cluster, ClusterProgram, End, Living, Play, PlayStop, TestbedMachine, WholeOffer, Witness};
 use crate::builders::{PodBuilder, pod};
 
 /// How long the scene runs, and with which random seed.
@@ -30,7 +30,7 @@ const INSPECT_EVERY: Duration = Duration::from_millis(20);
 
 /// What the inspections found.
 #[derive(Debug, Default)]
-struct Findings {
+struct InspectionFindings {
     samples: u64,
     most_units: u64,
     /// The problems, one per line.
@@ -38,14 +38,14 @@ struct Findings {
 }
 
 /// Random pods with shares of one GPU.
-pub(super) async fn shares<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+pub(super) async fn shares<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), PlayStop> {
     play.scene(&format!(
         "Pods are created and deleted for {} s while agent, extender, kubelet and containerd are killed (seed {})",
         churn.time.as_secs(),
         churn.seed
     ))
     .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     run(play, &node, churn, &|roll, name| pod(name).gpu_mem(roll(9) + 1)).await?;
     play.create(&pod("all").gpu_mem(16).select(&node), "asks for all 16 GiB")
         .await?;
@@ -53,23 +53,23 @@ pub(super) async fn shares<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> 
 }
 
 /// Random pods with shares and with whole GPUs, on a node with three GPUs.
-pub(super) async fn whole<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+pub(super) async fn whole<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), PlayStop> {
     play.scene(&format!(
         "Pods with shares and with whole GPUs are created and deleted for {} s while programs are killed (seed {})",
         churn.time.as_secs(),
         churn.seed
     ))
     .await?;
-    let node = play.ready(Machine::Mixed).await?;
-    play.cluster.offer_whole(Whole::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
+    play.cluster.offer_whole(WholeOffer::Mixed).await?;
     let played = whole_and_shares(play, &node, churn).await;
     play.clear().await?;
     // The next scene expects shares only.
-    play.cluster.offer_whole(Whole::Nothing).await?;
+    play.cluster.offer_whole(WholeOffer::Nothing).await?;
     played
 }
 
-async fn whole_and_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Result<(), Stop> {
+async fn whole_and_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     play.has(node, resource, 3).await?;
     let random = |roll: &mut dyn FnMut(u64) -> u64, name: &str| match roll(8) {
@@ -88,10 +88,10 @@ async fn whole_and_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn:
 const PAST: &str = "past-";
 
 /// A function that returns a random pod with a given name. It gets a random function, which returns a number below its argument.
-type Random<'a> = dyn Fn(&mut dyn FnMut(u64) -> u64, &str) -> PodBuilder + 'a;
+type RandomPod<'a> = dyn Fn(&mut dyn FnMut(u64) -> u64, &str) -> PodBuilder + 'a;
 
-async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, random: &Random<'_>) -> Result<(), Stop> {
-    let history = History::begin(play).await?;
+async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, random: &RandomPod<'_>) -> Result<(), PlayStop> {
+    let history = AuditHistory::begin(play).await?;
     let ended = Arc::new(AtomicBool::new(false));
     let looks = tokio::task::spawn_blocking({
         let (witness, ended, reports) = (play.cluster.witness(), ended.clone(), history.reports());
@@ -130,8 +130,8 @@ async fn act<C: Cluster>(
     play: &mut Play<'_, C>,
     node: &str,
     churn: Churn,
-    random: &Random<'_>,
-) -> Result<(u64, BTreeMap<&'static str, u64>), Stop> {
+    random: &RandomPod<'_>,
+) -> Result<(u64, BTreeMap<&'static str, u64>), PlayStop> {
     let mut dice = Dice::new(churn.seed);
     let mut roll = |sides: u64| dice.number() % sides;
     let until = Instant::now() + churn.time;
@@ -169,10 +169,10 @@ async fn act<C: Cluster>(
             }
             _ => {
                 let (name, part) = match roll(4) {
-                    0 => ("agent", Part::Agent(node)),
-                    1 => ("extender", Part::Extender),
-                    2 => ("kubelet", Part::Kubelet(node)),
-                    _ => ("containerd", Part::Runtime(node)),
+                    0 => ("agent", ClusterProgram::Agent(node)),
+                    1 => ("extender", ClusterProgram::Extender),
+                    2 => ("kubelet", ClusterProgram::Kubelet(node)),
+                    _ => ("containerd", ClusterProgram::Runtime(node)),
                 };
                 play.cluster.stop(part, End::Killed).await?;
                 tokio::time::sleep(Duration::from_millis(roll(900))).await;
@@ -186,7 +186,7 @@ async fn act<C: Cluster>(
 }
 
 /// Wait until every pod runs, waits for room, or has ended, and no pod is being deleted.
-async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
+async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), PlayStop> {
     play.eventually("the pods to settle", async |play| {
         let pods = play.all_pods().await?;
         let placed = pods
@@ -205,8 +205,8 @@ async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
     .await
 }
 
-fn inspect(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Findings {
-    let mut looks = Findings::default();
+fn inspect(mut witness: Witness, mut reports: ContainerReports, ended: &AtomicBool) -> InspectionFindings {
+    let mut looks = InspectionFindings::default();
     while !ended.load(Ordering::Relaxed) {
         match witness() {
             Ok(living) => {

@@ -2,7 +2,7 @@
 
 use divvy_model::names;
 
-use super::{Cluster, Play, Report, Stop};
+use super::{Cluster, Play, PlayStop, SelfReport};
 
 /// Report whether a path is the device node of a GPU, not one of the driver's own device nodes.
 pub(super) fn is_gpu(path: &str) -> bool {
@@ -11,20 +11,25 @@ pub(super) fn is_gpu(path: &str) -> bool {
 }
 
 /// Return the device nodes of GPUs in the containers.
-pub(super) fn gpus(reports: &[Report]) -> Vec<String> {
+pub(super) fn gpus(reports: &[SelfReport]) -> Vec<String> {
     let devices = reports.iter().flat_map(|report| &report.devices);
     devices.filter(|path| is_gpu(path)).cloned().collect()
 }
 
 /// Return the device nodes that give access to GPUs or to MIG devices.
-pub(super) fn gpus_and_parts(reports: &[Report]) -> Vec<&str> {
+pub(super) fn gpus_and_parts(reports: &[SelfReport]) -> Vec<&str> {
     let all = reports.iter().flat_map(|report| &report.devices).map(String::as_str);
     all.filter(|path| path.starts_with("/dev/nvidia-caps/") || is_gpu(path))
         .collect()
 }
 
 /// Check that a container sees its own GPU and no other, even if its own environment variables ask for more.
-pub(super) fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report], minor: u32) -> Result<(), Stop> {
+pub(super) fn check_own_gpu<C: Cluster>(
+    play: &mut Play<'_, C>,
+    name: &str,
+    reports: &[SelfReport],
+    minor: u32,
+) -> Result<(), PlayStop> {
     let own = format!("/dev/nvidia{minor}");
     let good = reports.iter().all(|report| {
         let gpus: Vec<_> = report.devices.iter().filter(|device| is_gpu(device)).collect();

@@ -5,20 +5,20 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use divvy_audit::{Audit, Fact, Kind, Level, Limits, Moment, Report};
+use divvy_audit::{Audit, AuditLimits, ContainerReport, Fact, FindingLevel, Moment, WatchedKind};
 use divvy_kube::convert::{self, ReadPod};
 use divvy_kube::objects::{NodeObject, PodObject};
-use divvy_kube::watch::{self, Seen};
+use divvy_kube::watch::{self, WatchMessage};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use tokio::task::JoinHandle;
 
-use super::{Cluster, Living, Play, Stop};
+use super::{Cluster, Living, Play, PlayStop};
 
-type Shared = Arc<Mutex<Audit>>;
+type SharedAudit = Arc<Mutex<Audit>>;
 
-fn lock(audit: &Shared) -> MutexGuard<'_, Audit> {
+fn lock(audit: &SharedAudit) -> MutexGuard<'_, Audit> {
     audit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -30,24 +30,24 @@ fn now(revision: Option<u64>) -> Moment {
 }
 
 /// An audit that follows a cluster.
-pub(super) struct History {
-    audit: Shared,
+pub(super) struct AuditHistory {
+    audit: SharedAudit,
     follows: JoinHandle<()>,
 }
 
-impl Drop for History {
+impl Drop for AuditHistory {
     fn drop(&mut self) {
         self.follows.abort();
     }
 }
 
-impl History {
+impl AuditHistory {
     /// Begin an audit, and return once it knows all nodes and pods.
-    pub(super) async fn begin<C: Cluster>(play: &Play<'_, C>) -> Result<History, Stop> {
-        let audit = Arc::new(Mutex::new(Audit::new(Limits::default())));
+    pub(super) async fn begin<C: Cluster>(play: &Play<'_, C>) -> Result<AuditHistory, PlayStop> {
+        let audit = Arc::new(Mutex::new(Audit::new(AuditLimits::default())));
         let is_listed = Arc::new(AtomicBool::new(false));
         let follows = tokio::spawn(follow(play.cluster.client(), audit.clone(), is_listed.clone()));
-        let history = History { audit, follows };
+        let history = AuditHistory { audit, follows };
         play.eventually("the audit to know all nodes and pods", async |_| {
             Ok(if is_listed.load(Ordering::Relaxed) {
                 Ok(())
@@ -60,24 +60,24 @@ impl History {
     }
 
     /// Return what tells this audit about containers.
-    pub(super) fn reports(&self) -> Reports {
-        Reports {
+    pub(super) fn reports(&self) -> ContainerReports {
+        ContainerReports {
             audit: self.audit.clone(),
             known: BTreeMap::new(),
         }
     }
 
     /// End the audit, and check that it found no fault and no gap.
-    pub(super) fn end<C: Cluster>(self, play: &mut Play<'_, C>) -> Result<(), Stop> {
+    pub(super) fn end<C: Cluster>(self, play: &mut Play<'_, C>) -> Result<(), PlayStop> {
         self.follows.abort();
-        let audit = std::mem::replace(&mut *lock(&self.audit), Audit::new(Limits::default()));
+        let audit = std::mem::replace(&mut *lock(&self.audit), Audit::new(AuditLimits::default()));
         let outcome = audit.finish(now(None).at_ms);
         let summary = &outcome.summary;
         play.measured(&format!(
             "{} changes of pods and nodes, and {} containers, passed to the audit",
             summary.changes, summary.containers
         ))?;
-        let is_sound = !outcome.is_empty() && outcome.worst().is_none_or(|worst| worst == Level::Note);
+        let is_sound = !outcome.is_empty() && outcome.worst().is_none_or(|worst| worst == FindingLevel::Note);
         play.check(is_sound, "the audit of the history finds no problem", || {
             let findings = outcome.findings.iter();
             let lines = findings.map(|finding| format!("{} {:?}: {}", finding.what.id(), finding.at, finding.what));
@@ -88,12 +88,12 @@ impl History {
 }
 
 /// Tells the audit about containers: once when a container is first seen, and once when it is gone.
-pub(super) struct Reports {
-    audit: Shared,
-    known: BTreeMap<String, Report>,
+pub(super) struct ContainerReports {
+    audit: SharedAudit,
+    known: BTreeMap<String, ContainerReport>,
 }
 
-impl Reports {
+impl ContainerReports {
     pub(super) fn see(&mut self, living: &[Living]) {
         let mut audit = lock(&self.audit);
         let at = now(None);
@@ -103,7 +103,7 @@ impl Reports {
             }
             let devices = container.devices.iter();
             let minors = devices.filter_map(|path| path.strip_prefix("/dev/nvidia")?.parse().ok());
-            let report = Report {
+            let report = ContainerReport {
                 node: container.node.clone(),
                 pod_uid: container.pod_uid.clone(),
                 container: container.container.clone(),
@@ -127,7 +127,7 @@ impl Reports {
 }
 
 /// Pass what the watches report to the audit. It needs the nodes to interpret the pods, so the first list of nodes precedes the pods.
-async fn follow(client: kube::Client, audit: Shared, is_listed: Arc<AtomicBool>) {
+async fn follow(client: kube::Client, audit: SharedAudit, is_listed: Arc<AtomicBool>) {
     let mut nodes = pin!(watch::nodes_as_they_come(client.clone()));
     let mut pods = pin!(watch::pods_as_they_come(client));
     let (mut broken_nodes, mut broken_pods) = (None, None);
@@ -135,12 +135,12 @@ async fn follow(client: kube::Client, audit: Shared, is_listed: Arc<AtomicBool>)
     loop {
         tokio::select! {
             Some(seen) = nodes.next() => {
-                has_nodes |= matches!(seen, Seen::ListEnds);
-                take(&audit, Kind::Nodes, seen, &mut broken_nodes, node);
+                has_nodes |= matches!(seen, WatchMessage::ListEnds);
+                take(&audit, WatchedKind::Nodes, seen, &mut broken_nodes, node);
             }
             Some(seen) = pods.next(), if has_nodes => {
-                let is_end = matches!(seen, Seen::ListEnds);
-                take(&audit, Kind::Pods, seen, &mut broken_pods, pod);
+                let is_end = matches!(seen, WatchMessage::ListEnds);
+                take(&audit, WatchedKind::Pods, seen, &mut broken_pods, pod);
                 is_listed.fetch_or(is_end, Ordering::Relaxed);
             }
             else => return,
@@ -149,23 +149,29 @@ async fn follow(client: kube::Client, audit: Shared, is_listed: Arc<AtomicBool>)
 }
 
 /// Pass a message of a watch to the audit. `broken` is why the watch broke, until it has resumed.
-fn take<T>(audit: &Shared, kind: Kind, seen: Seen<T>, broken: &mut Option<String>, read: fn(T, bool) -> (Option<u64>, Fact)) {
+fn take<T>(
+    audit: &SharedAudit,
+    kind: WatchedKind,
+    seen: WatchMessage<T>,
+    broken: &mut Option<String>,
+    read: fn(T, bool) -> (Option<u64>, Fact),
+) {
     let (revision, fact) = match seen {
-        Seen::ListBegins => (
+        WatchMessage::ListBegins => (
             None,
             Fact::ListBegins {
                 kind,
                 why: broken.take(),
             },
         ),
-        Seen::ListEnds => (None, Fact::ListEnds { kind }),
-        Seen::There(object) => read(object, false),
-        Seen::Gone(object) => read(object, true),
-        Seen::Interrupted(why) => {
+        WatchMessage::ListEnds => (None, Fact::ListEnds { kind }),
+        WatchMessage::There(object) => read(object, false),
+        WatchMessage::Gone(object) => read(object, true),
+        WatchMessage::Interrupted(why) => {
             *broken = Some(why);
             return;
         }
-        Seen::Resumed => {
+        WatchMessage::Resumed => {
             *broken = None;
             return;
         }

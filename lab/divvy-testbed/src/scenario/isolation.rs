@@ -9,9 +9,9 @@ use divvy_kube::convert;
 use divvy_model::Held;
 
 use super::play::NAMESPACE;
-use super::{Play, RunsGpuPrograms, Stop};
+use super::{Play, PlayStop, RunsGpuPrograms};
 use crate::builders::{PodBuilder, pod};
-use crate::cuda_program::{Answer, CudaProgram, Refused};
+use crate::cuda_program::{CudaProgram, FailedAllocation, ProgramAnswer};
 
 const MIB: u64 = 1 << 20;
 /// The name by which programs load CUDA's driver library.
@@ -31,7 +31,7 @@ const EVENTS: [(&str, &str); 2] = [
 
 /// Which library a program loads.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Library {
+pub(super) enum LoadedLibrary {
     /// CUDA's driver library by its name, as all programs do.
     Usual,
     /// The driver's own file by its path.
@@ -39,7 +39,7 @@ pub(super) enum Library {
 }
 
 /// A pod with a program that uses the GPU.
-pub(super) struct User {
+pub(super) struct UsingPod {
     pub(super) pod: &'static str,
     pub(super) program: CudaProgram,
     /// The UUID of its GPU.
@@ -49,14 +49,14 @@ pub(super) struct User {
 }
 
 /// The pods are on the first machine.
-pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Two pods share a GPU, and the guard enforces their shares: each sees its share as the whole GPU")
         .await?;
     let (node, units) = play.cluster.gpu_machine()?;
     play.cluster.join(&node).await?;
     play.offers(&node, units).await?;
-    let (mut greedy, _) = start(play, &node, "greedy", 3, Library::Usual).await?;
-    let (mut neighbor, _) = start(play, &node, "neighbor", 5, Library::Usual).await?;
+    let (mut greedy, _) = start(play, &node, "greedy", 3, LoadedLibrary::Usual).await?;
+    let (mut neighbor, _) = start(play, &node, "neighbor", 5, LoadedLibrary::Usual).await?;
     let args = ["inspect", "gpushare", "-o", "wide", node.as_str()];
     let table = play.run(&format!("kubectl {}", args.join(" ")), &args).await?;
     play.check(table.contains("  guard  "), "it says that the guard enforces shares", || {
@@ -79,7 +79,7 @@ pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(
 
     play.scene("A program avoids the guard: it loads the driver's own library by its path, and takes more than its share")
         .await?;
-    let (mut bypass, sees) = start(play, &node, "bypass", 2, Library::Real).await?;
+    let (mut bypass, sees) = start(play, &node, "bypass", 2, LoadedLibrary::Real).await?;
     play.check(sees.total_mib > bypass.share, "it sees the whole GPU", || format!("{sees:?}"))?;
     let wanted = bypass.share + 1024;
     gets(play, &mut bypass, wanted).await?;
@@ -123,12 +123,12 @@ pub(super) async fn start<C: RunsGpuPrograms>(
     node: &str,
     name: &'static str,
     gib: u64,
-    library: Library,
-) -> Result<(User, Answer), Stop> {
+    library: LoadedLibrary,
+) -> Result<(UsingPod, ProgramAnswer), PlayStop> {
     let manifest = pod(name).gpu_mem(gib).select(node).grace_seconds(1);
     let mut user = run(play, node, name, manifest, &format!("asks for {gib} GiB"), library).await?;
     let sees = ask(play, &mut user, "start").await?;
-    if library == Library::Usual {
+    if library == LoadedLibrary::Usual {
         let text = format!("{name} sees a GPU as large as its share");
         play.check(sees.total_mib == user.share, &text, || format!("{sees:?}"))?;
     }
@@ -142,8 +142,8 @@ pub(super) async fn run<C: RunsGpuPrograms>(
     name: &'static str,
     manifest: PodBuilder,
     text: &str,
-    library: Library,
-) -> Result<User, Stop> {
+    library: LoadedLibrary,
+) -> Result<UsingPod, PlayStop> {
     let manifest = play.cluster.for_programs(manifest, node);
     play.create(&manifest, text).await?;
     let about = format!("{NAMESPACE}/{name}");
@@ -160,12 +160,12 @@ pub(super) async fn run<C: RunsGpuPrograms>(
         .first()
         .ok_or_else(|| io::Error::other("an allocation without a GPU"))?;
     let path = match library {
-        Library::Usual => Some(CUDA),
-        Library::Real => mounts.iter().find(|path| path.ends_with(REAL_CUDA)).map(String::as_str),
+        LoadedLibrary::Usual => Some(CUDA),
+        LoadedLibrary::Real => mounts.iter().find(|path| path.ends_with(REAL_CUDA)).map(String::as_str),
     };
     let path = path.ok_or_else(|| io::Error::other(format!("the container of pod {name} has no {REAL_CUDA}")))?;
     let uid = object.metadata.uid.unwrap_or_default();
-    Ok(User {
+    Ok(UsingPod {
         pod: name,
         program: play.cluster.start_cuda_program(&uid, "main", path).await?,
         gpu: share.uuid.clone(),
@@ -174,9 +174,9 @@ pub(super) async fn run<C: RunsGpuPrograms>(
 }
 
 /// Start another program in a pod's container, as `kubectl exec` does.
-pub(super) async fn again<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &User) -> Result<User, Stop> {
+pub(super) async fn again<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &UsingPod) -> Result<UsingPod, PlayStop> {
     let uid = play.uid(user.pod).await?;
-    let mut second = User {
+    let mut second = UsingPod {
         pod: user.pod,
         program: play.cluster.start_cuda_program(&uid, "main", CUDA).await?,
         gpu: user.gpu.clone(),
@@ -187,7 +187,11 @@ pub(super) async fn again<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &Use
 }
 
 /// Send a request to a pod's program, and tell the listener what the program says.
-pub(super) async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, request: &str) -> Result<Answer, Stop> {
+pub(super) async fn ask<C: RunsGpuPrograms>(
+    play: &mut Play<'_, C>,
+    user: &mut UsingPod,
+    request: &str,
+) -> Result<ProgramAnswer, PlayStop> {
     let answer = user.program.ask(request).await?;
     let pid = user.program.pid();
     let about = format!("{NAMESPACE}/{}", user.pod);
@@ -196,13 +200,13 @@ pub(super) async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut U
 }
 
 /// Return how much the driver has recorded for a pod's program, in MiB.
-pub(super) fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &User) -> Result<u64, Stop> {
+pub(super) fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &UsingPod) -> Result<u64, PlayStop> {
     let held = play.cluster.held(&user.gpu)?;
     Ok(held.get(&user.program.pid()).copied().unwrap_or_default() / MIB)
 }
 
 /// Wait until the agent has measured what the program's context takes, which no allocation accounts for.
-pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
+pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut UsingPod) -> Result<(), PlayStop> {
     let (program, pod, gpu, share) = (&mut user.program, user.pod, &user.gpu, user.share);
     let rounding = play.cluster.rounding_mib();
     let context = play
@@ -221,7 +225,7 @@ pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &
 }
 
 /// Let a program allocate this much, which must succeed.
-pub(super) async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<(), Stop> {
+pub(super) async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut UsingPod, mib: u64) -> Result<(), PlayStop> {
     let answer = ask(play, user, &format!("allocate {mib}")).await?;
     let text = format!("{} gets {mib} MiB", user.pod);
     play.check(answer.refused.is_none(), &text, || format!("{answer:?}"))?;
@@ -229,12 +233,16 @@ pub(super) async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut 
 }
 
 /// Let a program allocate until it is refused, which must happen at its share. Return what was refused.
-pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
+pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut UsingPod) -> Result<FailedAllocation, PlayStop> {
     fills_within(play, user, play.cluster.rounding_mib()).await
 }
 
 /// The same for a program that may have so many MiB more or less than its share.
-pub(super) async fn fills_within<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<Refused, Stop> {
+pub(super) async fn fills_within<C: RunsGpuPrograms>(
+    play: &mut Play<'_, C>,
+    user: &mut UsingPod,
+    mib: u64,
+) -> Result<FailedAllocation, PlayStop> {
     let answer = ask(play, user, "fill").await?;
     let refused = answer
         .refused
@@ -252,7 +260,7 @@ pub(super) async fn fills_within<C: RunsGpuPrograms>(play: &mut Play<'_, C>, use
 }
 
 /// Return how much of a GPU's memory no process has, in MiB: what its node says that it has, less what the driver has recorded.
-async fn free_of_gpu<C: RunsGpuPrograms>(play: &Play<'_, C>, node: &str, gpu: &str) -> Result<u64, Stop> {
+async fn free_of_gpu<C: RunsGpuPrograms>(play: &Play<'_, C>, node: &str, gpu: &str) -> Result<u64, PlayStop> {
     let node = divvy_kube::list::node(&play.cluster.client(), node).await;
     let node = node.map_err(|error| io::Error::other(error.to_string()))?;
     let inventory = node.inventory.and_then(Result::ok);

@@ -1,6 +1,6 @@
 /// A machine that the scenarios are written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Machine {
+pub enum TestbedMachine {
     /// The tutorial's machine: one GPU with 16 GiB.
     Laptop,
     /// Two A100 GPUs with 40 GiB each and a T4 with 15 GiB.
@@ -11,23 +11,23 @@ pub enum Machine {
     CpuOnly,
 }
 
-impl Machine {
+impl TestbedMachine {
     /// Return the name of this machine's node in [`BUILT_IN`].
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Machine::Laptop => "archlinux",
-            Machine::Mixed => "mixed",
-            Machine::Instinct => "instinct",
-            Machine::CpuOnly => "cpu-only",
+            TestbedMachine::Laptop => "archlinux",
+            TestbedMachine::Mixed => "mixed",
+            TestbedMachine::Instinct => "instinct",
+            TestbedMachine::CpuOnly => "cpu-only",
         }
     }
 
     /// Return the machine's shared GPU memory in units of 1 GiB.
     pub fn units(self) -> u64 {
         match self {
-            Machine::Laptop => 16,
-            Machine::Mixed => 95,
-            Machine::Instinct | Machine::CpuOnly => 0,
+            TestbedMachine::Laptop => 16,
+            TestbedMachine::Mixed => 95,
+            TestbedMachine::Instinct | TestbedMachine::CpuOnly => 0,
         }
     }
 }
@@ -114,7 +114,7 @@ address = "192.168.8.102"
 
 #[cfg(test)]
 mod tests {
-    use super::Machine;
+    use super::TestbedMachine;
 
     #[test]
     fn the_built_in_machines_are_a_valid_description() {
@@ -133,7 +133,12 @@ mod tests {
                 ("cpu-only", 0, 0, 0)
             ]
         );
-        for machine in [Machine::Laptop, Machine::Mixed, Machine::Instinct, Machine::CpuOnly] {
+        for machine in [
+            TestbedMachine::Laptop,
+            TestbedMachine::Mixed,
+            TestbedMachine::Instinct,
+            TestbedMachine::CpuOnly,
+        ] {
             let node = machines.node(machine.name()).expect("described");
             assert_eq!(
                 node.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum::<u64>(),

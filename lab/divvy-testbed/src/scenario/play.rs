@@ -14,11 +14,11 @@ use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use tokio::time::Instant;
 
-use super::{Cluster, Report};
+use super::{Cluster, SelfReport};
 use crate::builders::{PodBuilder, pod};
-use crate::story::{Event, Listener, TimedEvent};
+use crate::story::{StoryEvent, StoryListener, TimedEvent};
 
-pub(super) use reads::Seen;
+pub(super) use reads::SeenReport;
 
 /// How long to wait for a required result. The limit is generous because only a failing play waits until the end.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub(super) const NAMESPACE: &str = "default";
 
 /// The reason why a play could not go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
+pub enum PlayStop {
     /// A required result did not come in time.
     #[error("waited {} s for {what}; last seen: {seen}", patience.as_secs())]
     NeverCame {
@@ -66,7 +66,7 @@ pub enum Stop {
 pub struct Play<'a, C> {
     /// The cluster on which the scenario is played.
     pub cluster: &'a mut C,
-    listener: &'a mut dyn Listener,
+    listener: &'a mut dyn StoryListener,
     began: Instant,
     pause: Duration,
     seq: u64,
@@ -85,7 +85,7 @@ impl<C> std::fmt::Debug for Play<'_, C> {
 
 impl<'a, C: Cluster> Play<'a, C> {
     /// Begin a play. `pause` is the time that a reader gets after the first line of each scene.
-    pub fn new(cluster: &'a mut C, listener: &'a mut dyn Listener, pause: Duration) -> Self {
+    pub fn new(cluster: &'a mut C, listener: &'a mut dyn StoryListener, pause: Duration) -> Self {
         Play {
             cluster,
             listener,
@@ -102,7 +102,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         (self.checks, self.failures)
     }
 
-    pub(super) fn tell(&mut self, event: Event) -> Result<(), Stop> {
+    pub(super) fn tell(&mut self, event: StoryEvent) -> Result<(), PlayStop> {
         self.seq += 1;
         let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(self.listener.hear(&TimedEvent {
@@ -113,14 +113,14 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Tell the listener that a scene begins.
-    pub async fn scene(&mut self, text: &str) -> Result<(), Stop> {
+    pub async fn scene(&mut self, text: &str) -> Result<(), PlayStop> {
         tokio::time::sleep(self.pause).await;
-        self.tell(Event::Scene { text: text.to_owned() })
+        self.tell(StoryEvent::Scene { text: text.to_owned() })
     }
 
     /// Tell the listener that something happened.
-    pub fn step(&mut self, what: &str, subject: &str, text: &str, details: Vec<String>) -> Result<(), Stop> {
-        self.tell(Event::Step {
+    pub fn step(&mut self, what: &str, subject: &str, text: &str, details: Vec<String>) -> Result<(), PlayStop> {
+        self.tell(StoryEvent::Step {
             what: what.to_owned(),
             subject: subject.to_owned(),
             text: text.to_owned(),
@@ -129,10 +129,10 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Tell the listener whether a condition holds, and count the check. A failed check does not end the play.
-    pub fn check(&mut self, ok: bool, text: &str, found: impl FnOnce() -> String) -> Result<bool, Stop> {
+    pub fn check(&mut self, ok: bool, text: &str, found: impl FnOnce() -> String) -> Result<bool, PlayStop> {
         self.checks += 1;
         self.failures += u64::from(!ok);
-        self.tell(Event::Check {
+        self.tell(StoryEvent::Check {
             ok,
             text: text.to_owned(),
             found: (!ok).then(found),
@@ -146,7 +146,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Create a pod and tell the listener.
-    pub async fn create(&mut self, pod: &PodBuilder, text: &str) -> Result<PodObject, Stop> {
+    pub async fn create(&mut self, pod: &PodBuilder, text: &str) -> Result<PodObject, PlayStop> {
         let manifest = pod.build();
         let (namespace, name) = names_of(&manifest);
         let object: DynamicObject = serde_json::from_value(manifest).map_err(io::Error::from)?;
@@ -163,7 +163,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Return the current pod object.
-    pub async fn get(&self, namespace: &str, name: &str) -> Result<PodObject, Stop> {
+    pub async fn get(&self, namespace: &str, name: &str) -> Result<PodObject, PlayStop> {
         self.pods(namespace)
             .get(name)
             .await
@@ -171,7 +171,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Request a pod's deletion.
-    pub async fn delete(&mut self, namespace: &str, name: &str, text: &str) -> Result<(), Stop> {
+    pub async fn delete(&mut self, namespace: &str, name: &str, text: &str) -> Result<(), PlayStop> {
         let deleted = self.pods(namespace).delete(name, &DeleteParams::default()).await;
         deleted.map_err(|source| stop_api(format!("pod {name} could not be deleted"), source))?;
         self.step("deleted", &format!("{namespace}/{name}"), text, Vec::new())
@@ -181,8 +181,8 @@ impl<'a, C: Cluster> Play<'a, C> {
     pub async fn eventually<T, Other: Display>(
         &self,
         what: &str,
-        look: impl AsyncFnMut(&Self) -> Result<Result<T, Other>, Stop>,
-    ) -> Result<T, Stop> {
+        look: impl AsyncFnMut(&Self) -> Result<Result<T, Other>, PlayStop>,
+    ) -> Result<T, PlayStop> {
         self.within(PATIENCE, what, look).await
     }
 
@@ -190,14 +190,14 @@ impl<'a, C: Cluster> Play<'a, C> {
         &self,
         patience: Duration,
         what: &str,
-        mut look: impl AsyncFnMut(&Self) -> Result<Result<T, Other>, Stop>,
-    ) -> Result<T, Stop> {
+        mut look: impl AsyncFnMut(&Self) -> Result<Result<T, Other>, PlayStop>,
+    ) -> Result<T, PlayStop> {
         let until = Instant::now() + patience;
         loop {
             match look(self).await? {
                 Ok(found) => return Ok(found),
                 Err(seen) if Instant::now() > until => {
-                    return Err(Stop::NeverCame {
+                    return Err(PlayStop::NeverCame {
                         patience,
                         what: what.to_owned(),
                         seen: seen.to_string(),
@@ -209,7 +209,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Wait until Kubernetes itself, without Divvy, runs new pods on this node after its API server was down.
-    pub async fn kubernetes_is_back(&mut self, node: &str) -> Result<(), Stop> {
+    pub async fn kubernetes_is_back(&mut self, node: &str) -> Result<(), PlayStop> {
         let began = Instant::now();
         self.create(&pod("ordinary").select(node), "asks for no GPU").await?;
         self.within(PATIENCE_WITH_CLIENT_GO, "pod ordinary to run", async |play| {
@@ -226,7 +226,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Wait until a pod is bound and all its app containers run. Tell the listener of both, with the containers' reports.
-    pub async fn started(&mut self, namespace: &str, name: &str) -> Result<(PodObject, Vec<Report>), Stop> {
+    pub async fn started(&mut self, namespace: &str, name: &str) -> Result<(PodObject, Vec<SelfReport>), PlayStop> {
         let (pod, reports) = self.bound_and_running(namespace, name).await?;
         let interesting = [
             names::VISIBLE_DEVICES,
@@ -252,7 +252,11 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Wait until a pod is bound, tell the listener, and wait until all its app containers run.
-    pub(super) async fn bound_and_running(&mut self, namespace: &str, name: &str) -> Result<(PodObject, Vec<Report>), Stop> {
+    pub(super) async fn bound_and_running(
+        &mut self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<(PodObject, Vec<SelfReport>), PlayStop> {
         let subject = format!("{namespace}/{name}");
         let bound = self
             .eventually(&format!("pod {subject} to be bound"), async |play| {
@@ -286,7 +290,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Return for example `GPU 0 (NVIDIA …): 3072 MiB of 16384 MiB`, from the pod's allocation and the node's inventory.
-    async fn describe_gpus(&self, object: &PodObject) -> Result<String, Stop> {
+    async fn describe_gpus(&self, object: &PodObject) -> Result<String, PlayStop> {
         let pod = convert::pod(object).map_err(|error| io::Error::other(error.to_string()))?;
         let Held::Allocation(allocation) = &pod.held else {
             return Ok(match &pod.held {
@@ -308,7 +312,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Wait until every node with an inventory offers all units that the inventory lists.
-    pub async fn all_offered(&self) -> Result<(), Stop> {
+    pub async fn all_offered(&self) -> Result<(), PlayStop> {
         self.eventually("every node to offer its GPUs", async |play| {
             Ok(match divvy_kube::list::nodes(&play.cluster.client()).await {
                 Err(error) => Err(error.to_string()),
@@ -328,7 +332,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Wait until each of these nodes has joined and, if its machine has GPUs, offers all units that its inventory lists.
-    pub async fn joined(&self, nodes: &[String]) -> Result<(), Stop> {
+    pub async fn joined(&self, nodes: &[String]) -> Result<(), PlayStop> {
         let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
         let patience = PATIENCE.saturating_add(PATIENCE_PER_NODE.saturating_mul(count));
         let client = self.cluster.client();
@@ -366,9 +370,9 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Run `divvy` as a user would, show the output to the listener, and return it.
-    pub async fn run(&mut self, shown: &str, args: &[&str]) -> Result<String, Stop> {
+    pub async fn run(&mut self, shown: &str, args: &[&str]) -> Result<String, PlayStop> {
         let (output, errors, ok) = self.run_divvy(args).await?;
-        self.tell(Event::Command {
+        self.tell(StoryEvent::Command {
             text: shown.to_owned(),
             output: format!("{output}{errors}"),
         })?;
@@ -410,8 +414,8 @@ fn names_of(manifest: &serde_json::Value) -> (String, String) {
     (text("namespace"), text("name"))
 }
 
-pub(super) fn stop_api(what: String, source: kube::Error) -> Stop {
-    Stop::Api {
+pub(super) fn stop_api(what: String, source: kube::Error) -> PlayStop {
+    PlayStop::Api {
         what,
         source: Box::new(source),
     }

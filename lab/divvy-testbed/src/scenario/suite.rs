@@ -27,13 +27,13 @@ mod vendors;
 mod whole;
 
 use super::churn::{self, Churn};
-use super::play::Seen;
-use super::{Cluster, Machine, Play, RunsGpuPrograms, Stop, tour};
+use super::play::SeenReport;
+use super::{Cluster, Play, PlayStop, RunsGpuPrograms, TestbedMachine, tour};
 use crate::builders::pod;
 
-const LAPTOP: &[Machine] = &[Machine::Laptop];
-const MIXED: &[Machine] = &[Machine::Mixed];
-const BOTH: &[Machine] = &[Machine::Laptop, Machine::Mixed];
+const LAPTOP: &[TestbedMachine] = &[TestbedMachine::Laptop];
+const MIXED: &[TestbedMachine] = &[TestbedMachine::Mixed];
+const BOTH: &[TestbedMachine] = &[TestbedMachine::Laptop, TestbedMachine::Mixed];
 
 /// Declares the scenes in the order in which the suite plays them: each with its name on the command line, the machines that it needs, its play,
 /// and a description in one line.
@@ -57,15 +57,15 @@ macro_rules! scenes {
             }
 
             /// Return the machines that the scene needs.
-            pub fn needs(self) -> &'static [Machine] {
+            pub fn needs(self) -> &'static [TestbedMachine] {
                 match self {
                     $(Scene::$scene => $machines,)*
                 }
             }
 
-            /// Play the scene. The error [`Stop`] means that the scene could not go on; the play counts the checks that failed. The scene may
+            /// Play the scene. The error [`PlayStop`] means that the scene could not go on; the play counts the checks that failed. The scene may
             /// leave pods behind, which people can look at.
-            pub async fn play<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+            pub async fn play<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), PlayStop> {
                 match self {
                     $(Scene::$scene => {
                         let ($play, $churn) = (play, churn);
@@ -188,8 +188,8 @@ impl Scene {
 }
 
 /// Start a pod of 3 GiB on the laptop's node, as most scenes begin. Return the node's name and the reports of what runs there.
-async fn one_runs<C: Cluster>(play: &mut Play<'_, C>, name: &str) -> Result<(String, Vec<Seen>), Stop> {
-    let node = play.ready(Machine::Laptop).await?;
+async fn one_runs<C: Cluster>(play: &mut Play<'_, C>, name: &str) -> Result<(String, Vec<SeenReport>), PlayStop> {
+    let node = play.ready(TestbedMachine::Laptop).await?;
     play.create(&pod(name).gpu_mem(3).select(&node), "asks for 3 GiB").await?;
     play.started("default", name).await?;
     let before = play.reports().await?;

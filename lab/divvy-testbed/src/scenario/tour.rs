@@ -5,7 +5,7 @@ use kube::Resource as _;
 
 use super::devices::check_own_gpu;
 use super::play::state;
-use super::{Cluster, End, Fault, Machine, Part, Play, Report, Stop};
+use super::{Cluster, ClusterProgram, End, GpuFault, Play, PlayStop, SelfReport, TestbedMachine};
 use crate::builders::pod;
 
 /// Return the table that gpushare's `kubectl inspect gpushare` prints in the tutorial after each pod.
@@ -24,15 +24,15 @@ fn tutorial_table(node: &str, address: &str, used: u64, percent: u64) -> String 
 }
 
 /// The tutorial, then a day on a small cluster.
-pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     tutorial(play).await?;
     day(play).await
 }
 
 /// Play the tutorial: two pods on one GPU.
-pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Two pods share one GPU").await?;
-    let node = ready(play, Machine::Laptop).await?;
+    let node = ready(play, TestbedMachine::Laptop).await?;
     let address = play.address(&node).await?;
     // In a cluster of one node, as in the tutorial, the command needs no node name.
     let alone = play.nodes().await?.len() == 1;
@@ -71,14 +71,14 @@ pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
 }
 
 /// Play the rest of the tour: mixed GPUs, a waiting pod, a container that ignores SIGTERM, a failing GPU, and restarts.
-pub(super) async fn day<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn day<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("More nodes: one with 2 x A100 40 GB and a T4, one without GPUs")
         .await?;
-    let laptop = ready(play, Machine::Laptop).await?;
-    if let Some(node) = play.cluster.node_of(Machine::CpuOnly) {
+    let laptop = ready(play, TestbedMachine::Laptop).await?;
+    if let Some(node) = play.cluster.node_of(TestbedMachine::CpuOnly) {
         play.cluster.join(&node).await?;
     }
-    let mixed = ready(play, Machine::Mixed).await?;
+    let mixed = ready(play, TestbedMachine::Mixed).await?;
     play.run("kubectl inspect gpushare", &["inspect", "gpushare"]).await?;
 
     waits_for_one_gpu(play, &mixed).await?;
@@ -86,7 +86,7 @@ pub(super) async fn day<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> 
     restarts(play, &laptop, &mixed, train_1).await
 }
 
-async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<(), Stop> {
+async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<(), PlayStop> {
     play.scene("A pod asks for more memory than any single GPU has free, although the node has enough in total")
         .await?;
     let stubborn = pod("train-0").gpu_mem(30).args(&["run", "--ignore-term"]).grace_seconds(2);
@@ -146,12 +146,12 @@ async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> R
     Ok(())
 }
 
-async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Report, Stop> {
+async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<SelfReport, PlayStop> {
     play.scene("A GPU falls off the bus (XID 79) while a pod runs on it").await?;
     let train_1 = play.get("default", "train-1").await?;
     let uid = train_1.meta().uid.clone().unwrap_or_default();
     let before = play.cluster.report(&uid, "main").await?;
-    play.cluster.fault(mixed, 1, Fault::Dies { xid: 79 }).await?;
+    play.cluster.fault(mixed, 1, GpuFault::Dies { xid: 79 }).await?;
     play.step(
         "failed",
         &format!("{mixed} GPU 1"),
@@ -196,7 +196,7 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Rep
     })?;
 
     play.scene("The GPU recovers").await?;
-    play.cluster.fault(mixed, 1, Fault::Recovers).await?;
+    play.cluster.fault(mixed, 1, GpuFault::Recovers).await?;
     health(play, mixed, 1, Health::Ok).await?;
     play.step(
         "recovered",
@@ -209,33 +209,33 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Rep
     Ok(after.unwrap_or_default())
 }
 
-async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str, train_1: Report) -> Result<(), Stop> {
+async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str, train_1: SelfReport) -> Result<(), PlayStop> {
     play.scene("The agent, the kubelets and the extender are restarted; every pod stays where it is")
         .await?;
     let table = play
         .run("kubectl inspect gpushare -d", &["inspect", "gpushare", "-d"])
         .await?;
     let uid = play.get("default", "train-1").await?.meta().uid.clone().unwrap_or_default();
-    play.cluster.stop(Part::Agent(mixed), End::Killed).await?;
+    play.cluster.stop(ClusterProgram::Agent(mixed), End::Killed).await?;
     play.step("killed", &format!("the agent of {mixed}"), "kill -9", Vec::new())?;
-    play.cluster.start(Part::Agent(mixed)).await?;
+    play.cluster.start(ClusterProgram::Agent(mixed)).await?;
     play.step("started", &format!("the agent of {mixed}"), "", Vec::new())?;
-    play.offers(mixed, Machine::Mixed.units()).await?;
+    play.offers(mixed, TestbedMachine::Mixed.units()).await?;
     for node in [laptop, mixed] {
-        play.cluster.stop(Part::Kubelet(node), End::Stopped).await?;
-        play.cluster.start(Part::Kubelet(node)).await?;
+        play.cluster.stop(ClusterProgram::Kubelet(node), End::Stopped).await?;
+        play.cluster.start(ClusterProgram::Kubelet(node)).await?;
         play.step("restarted", &format!("the kubelet of {node}"), "", Vec::new())?;
     }
-    play.cluster.stop(Part::Extender, End::Killed).await?;
-    play.cluster.start(Part::Extender).await?;
+    play.cluster.stop(ClusterProgram::Extender, End::Killed).await?;
+    play.cluster.start(ClusterProgram::Extender).await?;
     play.step(
         "restarted",
         "the extender",
         "killed with kill -9, then started again",
         Vec::new(),
     )?;
-    play.offers(laptop, Machine::Laptop.units()).await?;
-    play.offers(mixed, Machine::Mixed.units()).await?;
+    play.offers(laptop, TestbedMachine::Laptop.units()).await?;
+    play.offers(mixed, TestbedMachine::Mixed.units()).await?;
     let report = play.cluster.report(&uid, "main").await?;
     play.check(
         report.as_ref() == Some(&train_1),
@@ -252,7 +252,7 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str,
     Ok(())
 }
 
-fn check_env<C: Cluster>(play: &mut Play<'_, C>, reports: &[Report], expected: &[(&str, &str)]) -> Result<(), Stop> {
+fn check_env<C: Cluster>(play: &mut Play<'_, C>, reports: &[SelfReport], expected: &[(&str, &str)]) -> Result<(), PlayStop> {
     let good = reports.iter().all(|report| {
         expected
             .iter()
@@ -268,14 +268,14 @@ fn check_env<C: Cluster>(play: &mut Play<'_, C>, reports: &[Report], expected: &
 }
 
 /// Wait until a machine's node offers everything that the machine has, and tell the listener.
-async fn ready<C: Cluster>(play: &mut Play<'_, C>, machine: Machine) -> Result<String, Stop> {
+async fn ready<C: Cluster>(play: &mut Play<'_, C>, machine: TestbedMachine) -> Result<String, PlayStop> {
     let node = play.ready(machine).await?;
     let text = format!("its agent found its GPUs and offers {} GiB", machine.units());
     play.step("joined", &format!("node {node}"), &text, Vec::new())?;
     Ok(node)
 }
 
-async fn health<C: Cluster>(play: &Play<'_, C>, node: &str, index: u32, wanted: Health) -> Result<(), Stop> {
+async fn health<C: Cluster>(play: &Play<'_, C>, node: &str, index: u32, wanted: Health) -> Result<(), PlayStop> {
     play.eventually(&format!("GPU {index} of {node} to be {wanted:?}"), async |play| {
         let found = divvy_kube::list::node(&play.cluster.client(), node).await;
         Ok(match found.as_ref().map(|node| &node.inventory) {

@@ -9,7 +9,7 @@ use super::feasible;
 
 /// A cluster under construction. Its pods are in the namespace `default` unless they set another one.
 #[derive(Debug, Default)]
-pub(super) struct Cluster {
+pub(super) struct ClusterBuilder {
     pub(super) nodes: Vec<Node>,
     pub(super) bound: Vec<Pod>,
     pub(super) namespaces: Vec<Namespace>,
@@ -32,9 +32,9 @@ pub(super) fn pod(name: &str, of: &str, spec: Value) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": whole})).expect("a pod")
 }
 
-impl Cluster {
+impl ClusterBuilder {
     /// Add a ready node.
-    pub(super) fn node(mut self, name: &str, of: &str) -> Cluster {
+    pub(super) fn node(mut self, name: &str, of: &str) -> ClusterBuilder {
         let status = json!({"allocatable": {"pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]});
         let node = json!({"metadata": {"name": name, "labels": labels(of)}, "status": status});
         self.nodes.push(serde_json::from_value(node).expect("a node"));
@@ -42,18 +42,18 @@ impl Cluster {
     }
 
     /// Change the node that was added last.
-    pub(super) fn with(mut self, change: impl FnOnce(&mut Node)) -> Cluster {
+    pub(super) fn with(mut self, change: impl FnOnce(&mut Node)) -> ClusterBuilder {
         change(self.nodes.last_mut().expect("a node"));
         self
     }
 
     /// Add a pod with labels on a node.
-    pub(super) fn has(self, node: &str, of: &str) -> Cluster {
+    pub(super) fn has(self, node: &str, of: &str) -> ClusterBuilder {
         self.holds(node, pod("", of, json!({})))
     }
 
     /// Add a pod on a node. Its name is generated.
-    pub(super) fn holds(mut self, node: &str, mut pod: Pod) -> Cluster {
+    pub(super) fn holds(mut self, node: &str, mut pod: Pod) -> ClusterBuilder {
         let name = format!("bound-{}", self.bound.len());
         (pod.metadata.name, pod.metadata.uid) = (Some(name.clone()), Some(name));
         pod.spec.as_mut().expect("a spec").node_name = Some(node.to_owned());
@@ -62,7 +62,7 @@ impl Cluster {
     }
 
     /// Add a namespace.
-    pub(super) fn namespace(mut self, name: &str, of: &str) -> Cluster {
+    pub(super) fn namespace(mut self, name: &str, of: &str) -> ClusterBuilder {
         let namespace = json!({"metadata": {"name": name, "labels": labels(of)}});
         self.namespaces.push(serde_json::from_value(namespace).expect("a namespace"));
         self

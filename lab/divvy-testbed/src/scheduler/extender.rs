@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// An extender with `nodeCacheCapable: true`.
 #[derive(Debug, Clone)]
-pub struct Extender {
+pub struct ExtenderClient {
     url: String,
     timeout: Duration,
     managed: BTreeSet<String>,
@@ -22,7 +22,7 @@ pub struct Extender {
 
 /// The response to filter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Filtered {
+pub struct FilterResponse {
     /// The nodes that fit, in the extender's order.
     pub fits: Vec<String>,
     /// The nodes that do not fit, with the reason.
@@ -102,7 +102,7 @@ fn error_of(value: &Value) -> Result<(), CallError> {
 }
 
 /// Parse the response to a filter call for the nodes `asked`.
-pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filtered, CallError> {
+pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<FilterResponse, CallError> {
     error_of(answer)?;
     let names: Option<Vec<String>> = match (field(answer, "NodeNames"), field(answer, "Nodes")) {
         (Some(names), _) => Some(
@@ -136,13 +136,13 @@ pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filt
             failed.insert(node.clone(), reason.as_str().unwrap_or_default().to_owned());
         }
     }
-    Ok(Filtered { fits, failed })
+    Ok(FilterResponse { fits, failed })
 }
 
-impl Extender {
+impl ExtenderClient {
     /// Create an extender whose verbs are at `<url>/<verb>`.
-    pub fn new(url: &str, timeout: Duration, managed: impl IntoIterator<Item = String>) -> Extender {
-        Extender {
+    pub fn new(url: &str, timeout: Duration, managed: impl IntoIterator<Item = String>) -> ExtenderClient {
+        ExtenderClient {
             url: url.trim_end_matches('/').to_owned(),
             timeout,
             managed: managed.into_iter().collect(),
@@ -170,7 +170,7 @@ impl Extender {
     }
 
     /// Call filter: return which of the nodes fit.
-    pub async fn filter(&self, pod: &Pod, nodes: &[String]) -> Result<Filtered, CallError> {
+    pub async fn filter(&self, pod: &Pod, nodes: &[String]) -> Result<FilterResponse, CallError> {
         let answer = self
             .send("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}))
             .await?;
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!((filtered.fits, filtered.failed.len()), (vec!["n1".to_owned()], 1));
         let nodes = json!({"Nodes": {"items": [{"metadata": {"name": "n2"}}]}, "NodeNames": null});
         assert_eq!(read(nodes).expect("answer").fits, ["n2"]);
-        assert_eq!(read(json!({})).expect("answer"), Filtered::default());
+        assert_eq!(read(json!({})).expect("answer"), FilterResponse::default());
         assert_eq!(read(json!({"Error": "not the leader"})), Err("not the leader".to_owned()));
         let stranger = read(json!({"NodeNames": ["n3"]})).expect_err("stranger");
         assert!(stranger.contains("claims a filtered node \"n3\""), "{stranger}");

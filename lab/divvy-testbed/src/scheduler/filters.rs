@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 
 use super::pod_affinity::Between;
-use super::selector::Labels;
-use super::spread::Spread;
-use super::view::{Cluster, NodeView, PodView, Taken};
+use super::selector::ObjectLabels;
+use super::spread::SpreadCounts;
+use super::view::{ClusterView, SchedulerNode, SchedulerPod, Taken};
 use super::{fit, node_affinity, node_ports, taints};
 
 /// A filter, with its name in the profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Plugin {
+pub enum FilterPlugin {
     /// `spec.unschedulable`
     NodeUnschedulable,
     /// Checks taints.
@@ -30,82 +30,87 @@ pub enum Plugin {
     InterPodAffinity,
 }
 
-impl Plugin {
+impl FilterPlugin {
     /// Report whether the filter's result depends on the labels of pods on nodes.
     pub fn minds_other_pods(self) -> bool {
-        matches!(self, Plugin::PodTopologySpread | Plugin::InterPodAffinity)
+        matches!(self, FilterPlugin::PodTopologySpread | FilterPlugin::InterPodAffinity)
     }
 }
 
 /// The reason why a pod does not fit on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct FilterRefusal {
     /// The filter that refused.
-    pub by: Plugin,
+    pub by: FilterPlugin,
     /// kube-scheduler's texts. Only NodeResourcesFit returns several.
     pub reasons: Vec<String>,
 }
 
-impl Refusal {
-    fn new(by: Plugin, reason: &str) -> Refusal {
+impl FilterRefusal {
+    fn new(by: FilterPlugin, reason: &str) -> FilterRefusal {
         let reasons = vec![reason.to_owned()];
-        Refusal { by, reasons }
+        FilterRefusal { by, reasons }
     }
 }
 
 /// A pod in a cluster: the state that the filters compute before they check single nodes (`CycleState` after PreFilter).
 #[derive(Debug, Clone)]
 pub struct Cycle<'a> {
-    pod: &'a PodView,
-    spread: Spread<'a>,
+    pod: &'a SchedulerPod,
+    spread: SpreadCounts<'a>,
     between: Between<'a>,
 }
 
 impl<'a> Cycle<'a> {
     /// Compute the state from the whole cluster.
-    pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Cycle<'a> {
+    pub fn new(pod: &'a SchedulerPod, cluster: &ClusterView<'a>) -> Cycle<'a> {
         Cycle {
             pod,
-            spread: Spread::new(pod, cluster),
+            spread: SpreadCounts::new(pod, cluster),
             between: Between::new(pod, cluster),
         }
     }
 
     /// Return why the pod does not fit on the node, given what is already taken there, or `None` if it fits.
-    pub fn refusal(&self, node: &NodeView, taken: &Taken) -> Option<Refusal> {
+    pub fn refusal(&self, node: &SchedulerNode, taken: &Taken) -> Option<FilterRefusal> {
         self.closed(node)
             .or_else(|| self.elsewhere(node))
             .or_else(|| self.full(node, taken))
             .or_else(|| self.crowded(node))
     }
 
-    fn closed(&self, node: &NodeView) -> Option<Refusal> {
+    fn closed(&self, node: &SchedulerNode) -> Option<FilterRefusal> {
         let tolerations = &self.pod.tolerations;
         if node.unschedulable && !taints::tolerated(&taints::CORDONED, tolerations) {
-            return Some(Refusal::new(Plugin::NodeUnschedulable, taints::UNSCHEDULABLE));
+            return Some(FilterRefusal::new(FilterPlugin::NodeUnschedulable, taints::UNSCHEDULABLE));
         }
         let refused = !taints::all_tolerated(node.every_taint(), tolerations);
-        refused.then(|| Refusal::new(Plugin::TaintToleration, taints::UNTOLERATED))
+        refused.then(|| FilterRefusal::new(FilterPlugin::TaintToleration, taints::UNTOLERATED))
     }
 
-    fn elsewhere(&self, node: &NodeView) -> Option<Refusal> {
+    fn elsewhere(&self, node: &SchedulerNode) -> Option<FilterRefusal> {
         let refused = !self.pod.selects(&node.labels);
-        refused.then(|| Refusal::new(Plugin::NodeAffinity, node_affinity::MISMATCH))
+        refused.then(|| FilterRefusal::new(FilterPlugin::NodeAffinity, node_affinity::MISMATCH))
     }
 
-    fn full(&self, node: &NodeView, taken: &Taken) -> Option<Refusal> {
+    fn full(&self, node: &SchedulerNode, taken: &Taken) -> Option<FilterRefusal> {
         if node_ports::clash(&self.pod.ports, &taken.ports) {
-            return Some(Refusal::new(Plugin::NodePorts, node_ports::TAKEN));
+            return Some(FilterRefusal::new(FilterPlugin::NodePorts, node_ports::TAKEN));
         }
         let reasons = fit::insufficient(self.pod, node, &taken.requests);
-        let by = Plugin::NodeResourcesFit;
-        (!reasons.is_empty()).then_some(Refusal { by, reasons })
+        let by = FilterPlugin::NodeResourcesFit;
+        (!reasons.is_empty()).then_some(FilterRefusal { by, reasons })
     }
 
-    fn crowded(&self, node: &NodeView) -> Option<Refusal> {
+    fn crowded(&self, node: &SchedulerNode) -> Option<FilterRefusal> {
         let spread = self.spread.refusal(node);
-        let spread = spread.map(|reason| Refusal::new(Plugin::PodTopologySpread, reason));
-        spread.or_else(|| Some(Refusal::new(Plugin::InterPodAffinity, self.between.refusal(node)?)))
+        let spread = spread.map(|reason| FilterRefusal::new(FilterPlugin::PodTopologySpread, reason));
+        spread.or_else(|| {
+            Some(FilterRefusal::new(
+                FilterPlugin::InterPodAffinity,
+                self.between.refusal(node)?,
+            ))
+        })
     }
 }
 
@@ -116,26 +121,26 @@ impl<'a> Cycle<'a> {
 /// pod itself. A node whose condition Ready is not True has the taint that the node controller would set. A namespace that is not
 /// in `namespaces` has no labels. Among the `namespaceSelector`s of `pod`, only an empty one matches such a namespace.
 pub fn feasible(pod: &Pod, nodes: &[Node], bound: &[Pod], namespaces: &[Namespace]) -> BTreeMap<String, Vec<String>> {
-    let nodes: BTreeMap<String, NodeView> = nodes
+    let nodes: BTreeMap<String, SchedulerNode> = nodes
         .iter()
-        .filter_map(|node| Some((node.metadata.name.clone()?, NodeView::of(node))))
+        .filter_map(|node| Some((node.metadata.name.clone()?, SchedulerNode::of(node))))
         .collect();
     let placed = bound.iter().filter(|other| !is_same(pod, other) && !has_ended(other));
-    let placed: Vec<(String, PodView)> = placed
-        .filter_map(|other| Some((node_of(other)?, PodView::of(other))))
+    let placed: Vec<(String, SchedulerPod)> = placed
+        .filter_map(|other| Some((node_of(other)?, SchedulerPod::of(other))))
         .collect();
     let namespaces = namespaces
         .iter()
         .filter_map(|namespace| Some((namespace.metadata.name.clone()?, labels_of(namespace))));
-    let namespaces: BTreeMap<String, Labels> = namespaces.collect();
-    let cluster = Cluster {
+    let namespaces: BTreeMap<String, ObjectLabels> = namespaces.collect();
+    let cluster = ClusterView {
         nodes: &nodes,
         pods: placed.iter().map(|(node, pod)| (node.as_str(), pod)).collect(),
         namespaces: &namespaces,
     };
-    let pod = PodView::of(pod);
+    let pod = SchedulerPod::of(pod);
     let (cycle, taken, none) = (Cycle::new(&pod, &cluster), cluster.taken(), Taken::default());
-    let look = |(name, node): (&String, &NodeView)| {
+    let look = |(name, node): (&String, &SchedulerNode)| {
         let refusal = cycle.refusal(node, taken.get(name).unwrap_or(&none));
         (name.clone(), refusal.map(|refusal| refusal.reasons).unwrap_or_default())
     };
@@ -154,7 +159,7 @@ pub(super) fn has_ended(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-pub(super) fn labels_of(namespace: &Namespace) -> Labels {
+pub(super) fn labels_of(namespace: &Namespace) -> ObjectLabels {
     namespace.metadata.labels.clone().unwrap_or_default()
 }
 

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::view::{NodeView, PodView};
+use super::view::{SchedulerNode, SchedulerPod};
 
 /// Return a reason for each resource of which the node has too little, given the requests of the pods on it; none if the pod fits.
-pub fn insufficient(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> Vec<String> {
+pub fn insufficient(pod: &SchedulerPod, node: &SchedulerNode, used: &BTreeMap<String, u64>) -> Vec<String> {
     let mut reasons = Vec::new();
     // kube-scheduler names the number of pods first.
     let order = std::iter::once("pods").chain(pod.requests.keys().map(String::as_str).filter(|name| *name != "pods"));
@@ -25,7 +25,7 @@ pub fn insufficient(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>
 }
 
 /// Return a score from 0 to 100 that says how empty the node would be with the pod, averaged over cpu and memory (LeastAllocated).
-pub fn least_allocated(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> i64 {
+pub fn least_allocated(pod: &SchedulerPod, node: &SchedulerNode, used: &BTreeMap<String, u64>) -> i64 {
     let scores = ["cpu", "memory"].map(|name| {
         let of = |map: &BTreeMap<String, u64>| u128::from(map.get(name).copied().unwrap_or(0));
         let (allocatable, taken) = (of(&node.allocatable), of(used) + of(&pod.requests));

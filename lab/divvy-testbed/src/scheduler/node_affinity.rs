@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorTerm};
 
-use super::selector::{Labels, Requirement};
+use super::selector::{ObjectLabels, Requirement};
 
 /// The reason that Filter returns.
 pub const MISMATCH: &str = "node(s) didn't match Pod's node affinity/selector";
@@ -20,7 +20,7 @@ impl NodeAffinity {
     }
 
     /// Report whether some term matches a node with these labels. Without terms, none does.
-    pub fn matches(&self, labels: &Labels) -> bool {
+    pub fn matches(&self, labels: &ObjectLabels) -> bool {
         let holds = |term: &Vec<Requirement>| term.iter().all(|requirement| requirement.matches(labels));
         self.0.iter().any(holds)
     }
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn terms_are_alternatives_and_all_of_a_term_must_hold() {
         let foo = |operator: &str, values: &[&str]| json!({"key": "foo", "operator": operator, "values": values});
-        let labels = Labels::from([("foo".to_owned(), "bar".to_owned()), ("cpus".to_owned(), "16".to_owned())]);
+        let labels = ObjectLabels::from([("foo".to_owned(), "bar".to_owned()), ("cpus".to_owned(), "16".to_owned())]);
         for (terms, expected) in [
             (json!([]), false),
             (json!([{}]), false),

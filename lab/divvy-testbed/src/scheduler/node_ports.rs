@@ -9,7 +9,7 @@ const EVERY_ADDRESS: &str = "0.0.0.0";
 
 /// A host port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostPort {
+pub struct UsedHostPort {
     /// The host's address; `0.0.0.0` stands for all addresses.
     pub address: String,
     /// `TCP`, `UDP`, or `SCTP`.
@@ -19,7 +19,7 @@ pub struct HostPort {
 }
 
 /// Return the host ports that a pod requests: those of its containers and of its sidecars (`GetHostPorts`).
-pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
+pub fn host_ports(pod: &Pod) -> Vec<UsedHostPort> {
     let Some(spec) = &pod.spec else {
         return Vec::new();
     };
@@ -29,7 +29,7 @@ pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
     let or = |text: Option<&String>, default: &str| text.filter(|text| !text.is_empty()).map_or(default, |text| text).to_owned();
     ports
         .filter_map(|port| {
-            Some(HostPort {
+            Some(UsedHostPort {
                 address: or(port.host_ip.as_ref(), EVERY_ADDRESS),
                 protocol: or(port.protocol.as_ref(), "TCP"),
                 port: port.host_port.filter(|port| *port > 0)?,
@@ -40,12 +40,13 @@ pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
 
 /// Report whether one of the ports is taken: the protocol must be equal, and the addresses must be equal or one of them must stand for all
 /// (`HostPortInfo.CheckConflict`).
-pub fn clash(wanted: &[HostPort], taken: &[HostPort]) -> bool {
-    let same_address = |one: &HostPort, other: &HostPort| {
+pub fn clash(wanted: &[UsedHostPort], taken: &[UsedHostPort]) -> bool {
+    let same_address = |one: &UsedHostPort, other: &UsedHostPort| {
         one.address == other.address || [one, other].iter().any(|of| of.address == EVERY_ADDRESS)
     };
-    let clashes =
-        |one: &HostPort, other: &HostPort| one.port == other.port && one.protocol == other.protocol && same_address(one, other);
+    let clashes = |one: &UsedHostPort, other: &UsedHostPort| {
+        one.port == other.port && one.protocol == other.protocol && same_address(one, other)
+    };
     wanted.iter().any(|one| taken.iter().any(|other| clashes(one, other)))
 }
 
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     /// Parse ports such as `UDP/127.0.0.1/8080`, the notation of upstream's tests.
-    fn ports(of: &[&str]) -> Vec<HostPort> {
+    fn ports(of: &[&str]) -> Vec<UsedHostPort> {
         let ports: Vec<_> = of.iter().map(|text| text.split('/').collect::<Vec<_>>()).collect();
         let ports: Vec<_> = ports
             .iter()

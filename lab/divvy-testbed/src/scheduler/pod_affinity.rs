@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::selector::Labels;
+use super::selector::ObjectLabels;
 use super::terms::Term;
-use super::view::{Cluster, NodeView, PodView};
+use super::view::{ClusterView, SchedulerNode, SchedulerPod};
 
 /// The reason for a node without a nearby pod that the new pod's affinity requires.
 pub const AFFINITY: &str = "node(s) didn't match pod affinity rules";
@@ -16,10 +16,10 @@ pub const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
 /// The reason for a node near an existing pod whose anti-affinity excludes the new pod.
 pub const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
-static NO_LABELS: Labels = Labels::new();
+static NO_LABELS: ObjectLabels = ObjectLabels::new();
 
 /// Report whether a term matches a pod whose namespace has these labels.
-fn matches(term: &Term, pod: &PodView, namespace: &Labels) -> bool {
+fn matches(term: &Term, pod: &SchedulerPod, namespace: &ObjectLabels) -> bool {
     (term.namespaces.contains(&pod.namespace) || term.namespace_selector.matches(namespace)) && term.selector.matches(&pod.labels)
 }
 
@@ -32,7 +32,7 @@ struct OwnTerm<'a> {
 }
 
 impl<'a> OwnTerm<'a> {
-    fn all(terms: &'a [Term], namespaces: &'a BTreeMap<String, Labels>) -> Vec<OwnTerm<'a>> {
+    fn all(terms: &'a [Term], namespaces: &'a BTreeMap<String, ObjectLabels>) -> Vec<OwnTerm<'a>> {
         let found = |term: &Term| {
             let chosen = namespaces
                 .iter()
@@ -46,7 +46,7 @@ impl<'a> OwnTerm<'a> {
         terms.iter().map(own).collect()
     }
 
-    fn matches(&self, pod: &PodView) -> bool {
+    fn matches(&self, pod: &SchedulerPod) -> bool {
         let everywhere = self.term.namespace_selector.is_everything();
         let namespace =
             everywhere || self.term.namespaces.contains(&pod.namespace) || self.found.contains(pod.namespace.as_str());
@@ -55,9 +55,9 @@ impl<'a> OwnTerm<'a> {
 }
 
 /// The topology keys and values where pods match a term.
-type Found<'a> = BTreeSet<(&'a str, &'a str)>;
+type MatchedTopology<'a> = BTreeSet<(&'a str, &'a str)>;
 
-fn add<'a>(found: &mut Found<'a>, key: &'a str, node: &'a NodeView) {
+fn add<'a>(found: &mut MatchedTopology<'a>, key: &'a str, node: &'a SchedulerNode) {
     if let Some(value) = node.labels.get(key) {
         found.insert((key, value));
     }
@@ -66,27 +66,27 @@ fn add<'a>(found: &mut Found<'a>, key: &'a str, node: &'a NodeView) {
 /// The topology values with pods that match one pod's affinity or anti-affinity, and with pods whose anti-affinity matches that pod.
 #[derive(Debug, Clone)]
 pub struct Between<'a> {
-    pod: &'a PodView,
+    pod: &'a SchedulerPod,
     /// The labels of the pod's namespace.
-    namespace: &'a Labels,
+    namespace: &'a ObjectLabels,
     affinity: Vec<OwnTerm<'a>>,
     anti_affinity: Vec<OwnTerm<'a>>,
-    wanted: Found<'a>,
-    unwanted: Found<'a>,
-    unwanting: Found<'a>,
+    wanted: MatchedTopology<'a>,
+    unwanted: MatchedTopology<'a>,
+    unwanting: MatchedTopology<'a>,
 }
 
 impl<'a> Between<'a> {
     /// Look at the pods of a cluster.
-    pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Between<'a> {
+    pub fn new(pod: &'a SchedulerPod, cluster: &ClusterView<'a>) -> Between<'a> {
         let mut between = Between {
             pod,
             namespace: cluster.namespaces.get(&pod.namespace).unwrap_or(&NO_LABELS),
             affinity: OwnTerm::all(&pod.affinity, cluster.namespaces),
             anti_affinity: OwnTerm::all(&pod.anti_affinity, cluster.namespaces),
-            wanted: Found::new(),
-            unwanted: Found::new(),
-            unwanting: Found::new(),
+            wanted: MatchedTopology::new(),
+            unwanted: MatchedTopology::new(),
+            unwanting: MatchedTopology::new(),
         };
         let alone = pod.affinity.is_empty() && pod.anti_affinity.is_empty();
         for (name, other) in cluster
@@ -102,7 +102,7 @@ impl<'a> Between<'a> {
     }
 
     /// Take a pod on a node into account. Pods that are being deleted count.
-    fn take(&mut self, node: &'a NodeView, other: &'a PodView) {
+    fn take(&mut self, node: &'a SchedulerNode, other: &'a SchedulerPod) {
         for term in &other.anti_affinity {
             if matches(term, self.pod, self.namespace) {
                 add(&mut self.unwanting, &term.key, node);
@@ -119,8 +119,8 @@ impl<'a> Between<'a> {
     }
 
     /// Return why the pod must not be placed on the node, or `None` if it may.
-    pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
-        let here = |found: &Found<'_>, key: &str| {
+    pub fn refusal(&self, node: &SchedulerNode) -> Option<&'static str> {
+        let here = |found: &MatchedTopology<'_>, key: &str| {
             let value = node.labels.get(key);
             value.is_some_and(|value| found.contains(&(key, value.as_str())))
         };
@@ -139,7 +139,7 @@ impl<'a> Between<'a> {
 
     /// Report whether the node is near the pods that the affinity requires (`satisfyPodAffinity`). If no pod matches anywhere,
     /// the pod may be the first of a group that must be together. Then any node with the topology keys will do.
-    fn is_near(&self, node: &NodeView, here: impl Fn(&str) -> bool) -> bool {
+    fn is_near(&self, node: &SchedulerNode, here: impl Fn(&str) -> bool) -> bool {
         let keys = || self.affinity.iter().map(|own| own.term.key.as_str());
         if !keys().all(|key| node.labels.contains_key(key)) {
             return false;
@@ -149,7 +149,7 @@ impl<'a> Between<'a> {
 }
 
 /// Report whether a pod matches all terms and there is at least one (`podMatchesAllAffinityTerms`).
-fn all_match(terms: &[OwnTerm<'_>], pod: &PodView) -> bool {
+fn all_match(terms: &[OwnTerm<'_>], pod: &SchedulerPod) -> bool {
     !terms.is_empty() && terms.iter().all(|own| own.matches(pod))
 }
 

@@ -7,27 +7,28 @@
 use std::collections::BTreeMap;
 
 use super::fit;
-use super::view::{NodeView, PodView, Taken};
+use super::view::{SchedulerNode, SchedulerPod, Taken};
 
 /// A pod on a node, as preemption sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Running<'a> {
+pub struct RunningPod<'a> {
     /// The pod's UID.
     pub uid: &'a str,
     /// `spec.priority`
     pub priority: i32,
     /// The pod as the filters see it.
-    pub pod: &'a PodView,
+    pub pod: &'a SchedulerPod,
 }
 
 /// Return the UIDs of the pods of lower priority that must leave a node for a pod, or `None` if their eviction does not help or is not needed.
 /// `running` are all pods on the node and on their way to it.
-pub fn victims(pod: &PodView, priority: i32, node: &NodeView, running: &[Running<'_>]) -> Option<Vec<String>> {
-    let fits_beside = |pods: &[Running<'_>]| {
+pub fn victims(pod: &SchedulerPod, priority: i32, node: &SchedulerNode, running: &[RunningPod<'_>]) -> Option<Vec<String>> {
+    let fits_beside = |pods: &[RunningPod<'_>]| {
         let taken = Taken::by(pods.iter().map(|other| other.pod));
         fit::insufficient(pod, node, &taken.requests).is_empty()
     };
-    let (mut lower, mut stay): (Vec<Running<'_>>, Vec<Running<'_>>) = running.iter().partition(|other| other.priority < priority);
+    let (mut lower, mut stay): (Vec<RunningPod<'_>>, Vec<RunningPod<'_>>) =
+        running.iter().partition(|other| other.priority < priority);
     if !fits_beside(&stay) {
         return None;
     }
@@ -69,16 +70,16 @@ mod tests {
 
     /// Return the pods that a node with this many units would lose to a pod of priority 50. Pods are given as UID, units, and priority.
     fn lost(units: u64, of: u64, pods: &[(&str, u64, i32)]) -> Option<Vec<String>> {
-        let view = |units| PodView {
+        let view = |units| SchedulerPod {
             requests: requests(units),
-            ..PodView::default()
+            ..SchedulerPod::default()
         };
-        let node = NodeView {
+        let node = SchedulerNode {
             allocatable: BTreeMap::from([(MEM.to_owned(), of), ("pods".to_owned(), 10)]),
-            ..NodeView::default()
+            ..SchedulerNode::default()
         };
-        let views: Vec<PodView> = pods.iter().map(|(_, units, _)| view(*units)).collect();
-        let running = pods.iter().zip(&views).map(|((uid, _, priority), pod)| Running {
+        let views: Vec<SchedulerPod> = pods.iter().map(|(_, units, _)| view(*units)).collect();
+        let running = pods.iter().zip(&views).map(|((uid, _, priority), pod)| RunningPod {
             uid,
             priority: *priority,
             pod,

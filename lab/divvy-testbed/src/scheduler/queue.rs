@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::node::Backoff;
+use crate::node::BackoffRange;
 
 /// A pod's position in the queue: higher priority first, then creation time, then UID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,16 +16,16 @@ pub struct Rank {
 }
 
 #[derive(Debug, Clone)]
-struct Waiting {
+struct QueuedPod {
     rank: Rank,
     attempts: u32,
-    place: Place,
+    place: QueuePlace,
     /// Whether the last refusal depended on the labels of pods on nodes.
     minds_pods: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueuePlace {
     Active,
     /// The pod is being scheduled. `moves` is the value that the queue's counter `moves` had when that began.
     InFlight {
@@ -40,9 +40,9 @@ enum Place {
 /// The scheduling queue.
 #[derive(Debug)]
 pub struct Queue {
-    backoff: Backoff,
+    backoff: BackoffRange,
     flush_ms: u64,
-    pods: BTreeMap<String, Waiting>,
+    pods: BTreeMap<String, QueuedPod>,
     active: BTreeSet<Rank>,
     /// The end of a pod's back-off, for pods that failed before.
     ready_ms: BTreeMap<String, u64>,
@@ -51,7 +51,7 @@ pub struct Queue {
 
 impl Queue {
     /// Create an empty queue.
-    pub fn new(backoff: Backoff, flush_ms: u64) -> Queue {
+    pub fn new(backoff: BackoffRange, flush_ms: u64) -> Queue {
         Queue {
             backoff,
             flush_ms,
@@ -68,10 +68,10 @@ impl Queue {
             return;
         }
         self.active.insert(rank.clone());
-        let waiting = Waiting {
+        let waiting = QueuedPod {
             rank: rank.clone(),
             attempts: 0,
-            place: Place::Active,
+            place: QueuePlace::Active,
             minds_pods: false,
         };
         self.pods.insert(rank.uid, waiting);
@@ -92,7 +92,7 @@ impl Queue {
         let moves = self.moves;
         let waiting = self.pods.get_mut(&rank.uid)?;
         waiting.attempts = waiting.attempts.saturating_add(1);
-        waiting.place = Place::InFlight { moves };
+        waiting.place = QueuePlace::InFlight { moves };
         waiting.minds_pods = false;
         Some(rank.uid)
     }
@@ -104,14 +104,14 @@ impl Queue {
         let Some(waiting) = self.pods.get_mut(uid) else {
             return;
         };
-        let moved = matches!(waiting.place, Place::InFlight { moves } if moves != self.moves);
+        let moved = matches!(waiting.place, QueuePlace::InFlight { moves } if moves != self.moves);
         let delay = self.backoff.delay(waiting.attempts.saturating_sub(1));
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.ready_ms.insert(uid.to_owned(), now_ms.saturating_add(delay));
         waiting.place = if wait_for_event && !moved {
-            Place::Unschedulable { since_ms: now_ms }
+            QueuePlace::Unschedulable { since_ms: now_ms }
         } else {
-            Place::Backoff
+            QueuePlace::Backoff
         };
     }
 
@@ -119,8 +119,8 @@ impl Queue {
     pub fn wake_all(&mut self) {
         self.moves += 1;
         for waiting in self.pods.values_mut() {
-            if matches!(waiting.place, Place::Unschedulable { .. }) {
-                waiting.place = Place::Backoff;
+            if matches!(waiting.place, QueuePlace::Unschedulable { .. }) {
+                waiting.place = QueuePlace::Backoff;
             }
         }
     }
@@ -137,8 +137,8 @@ impl Queue {
     /// refused because of other pods may fit now.
     pub fn wake_minding(&mut self) {
         for waiting in self.pods.values_mut().filter(|waiting| waiting.minds_pods) {
-            if matches!(waiting.place, Place::Unschedulable { .. }) {
-                waiting.place = Place::Backoff;
+            if matches!(waiting.place, QueuePlace::Unschedulable { .. }) {
+                waiting.place = QueuePlace::Backoff;
             }
         }
     }
@@ -146,21 +146,21 @@ impl Queue {
     /// Note that the pod itself changed.
     pub fn wake(&mut self, uid: &str) {
         if let Some(waiting) = self.pods.get_mut(uid)
-            && matches!(waiting.place, Place::Unschedulable { .. })
+            && matches!(waiting.place, QueuePlace::Unschedulable { .. })
         {
-            waiting.place = Place::Backoff;
+            waiting.place = QueuePlace::Backoff;
         }
     }
 
     fn flush(&mut self, now_ms: u64) {
         for (uid, waiting) in &mut self.pods {
-            if let Place::Unschedulable { since_ms } = waiting.place
+            if let QueuePlace::Unschedulable { since_ms } = waiting.place
                 && now_ms.saturating_sub(since_ms) >= self.flush_ms
             {
-                waiting.place = Place::Backoff;
+                waiting.place = QueuePlace::Backoff;
             }
-            if waiting.place == Place::Backoff && self.ready_ms.get(uid).is_none_or(|ready| *ready <= now_ms) {
-                waiting.place = Place::Active;
+            if waiting.place == QueuePlace::Backoff && self.ready_ms.get(uid).is_none_or(|ready| *ready <= now_ms) {
+                waiting.place = QueuePlace::Active;
                 self.active.insert(waiting.rank.clone());
             }
         }
@@ -169,10 +169,10 @@ impl Queue {
     /// Return when a pod becomes active without an event.
     pub fn next_ms(&self) -> Option<u64> {
         let times = self.pods.iter().filter_map(|(uid, waiting)| match waiting.place {
-            Place::Active => Some(0),
-            Place::InFlight { .. } => None,
-            Place::Backoff => Some(self.ready_ms.get(uid).copied().unwrap_or(0)),
-            Place::Unschedulable { since_ms } => Some(since_ms.saturating_add(self.flush_ms)),
+            QueuePlace::Active => Some(0),
+            QueuePlace::InFlight { .. } => None,
+            QueuePlace::Backoff => Some(self.ready_ms.get(uid).copied().unwrap_or(0)),
+            QueuePlace::Unschedulable { since_ms } => Some(since_ms.saturating_add(self.flush_ms)),
         });
         times.min()
     }
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     fn queue() -> Queue {
-        let backoff = Backoff {
+        let backoff = BackoffRange {
             first: Duration::from_millis(100),
             max: Duration::from_millis(1000),
         };

@@ -17,21 +17,21 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::SchedulerConfig;
-use super::extender::{CallError, Extender};
-use super::filters::{Cycle, Plugin};
+use super::extender::{CallError, ExtenderClient};
+use super::filters::{Cycle, FilterPlugin};
 use super::fit::{least_allocated, refusal};
-use super::preempt::{self, Running};
+use super::preempt::{self, RunningPod};
 use super::queue::Queue;
-use super::selector::Labels;
-use super::view::{NodeView, PodView, Taken};
+use super::selector::ObjectLabels;
+use super::view::{SchedulerNode, SchedulerPod, Taken};
 use crate::node::events::Recorder;
-use watches::{Seen, Watches};
+use watches::{WatchResult, Watches};
 
 /// A pod on a node or on its way to one.
 #[derive(Debug, Clone)]
 struct Placed {
     node: String,
-    view: PodView,
+    view: SchedulerPod,
     pod: Arc<Pod>,
 }
 
@@ -41,7 +41,7 @@ fn priority_of(pod: &Pod) -> i32 {
 
 /// The reason why a pod was not placed.
 #[derive(Debug)]
-enum Failure {
+enum SchedulingFailure {
     /// The pod fits nowhere (reason Unschedulable). It waits for an event. If `minds_pods`, a pod that is placed is such an
     /// event.
     Unschedulable { message: String, minds_pods: bool },
@@ -51,7 +51,7 @@ enum Failure {
 
 /// The nodes that the filters accept, and the reasons of the others.
 #[derive(Debug, Default)]
-struct Filtered {
+struct FilteredNodes {
     /// The nodes that fit, with their scores.
     fits: BTreeMap<String, i64>,
     /// The reasons why the other nodes do not fit.
@@ -62,35 +62,35 @@ struct Filtered {
 
 /// Why a pod was not bound.
 #[derive(Debug, thiserror::Error)]
-enum BindError {
+enum PodBindError {
     #[error(transparent)]
     Extender(#[from] CallError),
     #[error("{}", match .0 { kube::Error::Api(status) => status.message.clone(), other => other.to_string() })]
     Api(#[source] kube::Error),
 }
 
-struct BindResult {
+struct BindOutcome {
     pod: Arc<Pod>,
     node: String,
-    result: Result<(), BindError>,
+    result: Result<(), PodBindError>,
 }
 
 struct Loop {
     client: Client,
     config: SchedulerConfig,
-    extender: Option<Extender>,
+    extender: Option<ExtenderClient>,
     recorder: Recorder,
     token: CancellationToken,
     tasks: TaskTracker,
     began: Instant,
     seed: Dice,
     queue: Queue,
-    nodes: BTreeMap<String, NodeView>,
-    namespaces: BTreeMap<String, Labels>,
+    nodes: BTreeMap<String, SchedulerNode>,
+    namespaces: BTreeMap<String, ObjectLabels>,
     pending: BTreeMap<String, Arc<Pod>>,
     bound: BTreeMap<String, Placed>,
     assumed: BTreeMap<String, Placed>,
-    binds: mpsc::UnboundedSender<BindResult>,
+    binds: mpsc::UnboundedSender<BindOutcome>,
 }
 
 fn uid_of(pod: &Pod) -> String {
@@ -112,7 +112,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
     let extender = config
         .extender_url
         .as_ref()
-        .map(|url| Extender::new(url, config.http_timeout, config.managed_resources.clone()));
+        .map(|url| ExtenderClient::new(url, config.http_timeout, config.managed_resources.clone()));
     let (binds, mut bound) = mpsc::unbounded_channel();
     let flush = u64::try_from(config.flush_unschedulable.as_millis()).unwrap_or(u64::MAX);
     let mut scheduler = Loop {
@@ -168,8 +168,8 @@ impl Loop {
     }
 
     /// Apply the result of a watch. `failures` counts the watch failures since a watch last worked.
-    async fn seen(&mut self, seen: Seen, failures: &mut u32) {
-        if let Seen::Failed(error) = seen {
+    async fn seen(&mut self, seen: WatchResult, failures: &mut u32) {
+        if let WatchResult::Failed(error) = seen {
             tracing::warn!(%error, "a watch failed; it will be retried");
             tokio::time::sleep(self.config.api_retry.delay(*failures)).await;
             *failures += 1;
@@ -177,10 +177,10 @@ impl Loop {
         }
         *failures = 0;
         match seen {
-            Seen::Pods(change) => self.pods(change),
-            Seen::Nodes(change) => self.nodes(change),
-            Seen::Namespaces(change) => self.namespaces(change),
-            Seen::Part | Seen::Failed(_) => {}
+            WatchResult::Pods(change) => self.pods(change),
+            WatchResult::Nodes(change) => self.nodes(change),
+            WatchResult::Namespaces(change) => self.namespaces(change),
+            WatchResult::Part | WatchResult::Failed(_) => {}
         }
     }
 
@@ -194,14 +194,14 @@ impl Loop {
             Ok(node) => {
                 let placed = Placed {
                     node: node.clone(),
-                    view: PodView::of(&pod),
+                    view: SchedulerPod::of(&pod),
                     pod: pod.clone(),
                 };
                 self.assumed.insert(uid.to_owned(), placed);
                 self.bind(pod, node);
             }
             Err(failure) => {
-                if matches!(failure, Failure::Unschedulable { .. }) {
+                if matches!(failure, SchedulingFailure::Unschedulable { .. }) {
                     self.preempt(&pod).await;
                 }
                 self.failed(&pod, failure);
@@ -252,11 +252,11 @@ impl Loop {
 
     /// Return by node the pods that must leave for a pod of this priority.
     fn candidates(&self, pod: &Pod, priority: i32) -> BTreeMap<String, Vec<String>> {
-        let (view, cluster) = (PodView::of(pod), self.cluster());
+        let (view, cluster) = (SchedulerPod::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
-        let mut running: BTreeMap<&str, Vec<Running<'_>>> = BTreeMap::new();
+        let mut running: BTreeMap<&str, Vec<RunningPod<'_>>> = BTreeMap::new();
         for (uid, placed) in self.bound.iter().chain(&self.assumed) {
-            running.entry(&placed.node).or_default().push(Running {
+            running.entry(&placed.node).or_default().push(RunningPod {
                 uid,
                 priority: priority_of(&placed.pod),
                 pod: &placed.view,
@@ -264,9 +264,9 @@ impl Loop {
         }
         let (taken, none) = (cluster.taken(), Taken::default());
         // Where only resources are missing, and where nothing else would be in the way.
-        let lacks_resources = |name: &String, node: &NodeView| {
+        let lacks_resources = |name: &String, node: &SchedulerNode| {
             let refusal = cycle.refusal(node, taken.get(name).unwrap_or(&none));
-            refusal.is_some_and(|refusal| refusal.by == Plugin::NodeResourcesFit) && cycle.refusal(node, &none).is_none()
+            refusal.is_some_and(|refusal| refusal.by == FilterPlugin::NodeResourcesFit) && cycle.refusal(node, &none).is_none()
         };
         let nodes = self.nodes.iter().filter(|(name, node)| lacks_resources(name, node));
         let found = nodes.filter_map(|(name, node)| {
@@ -277,11 +277,11 @@ impl Loop {
     }
 
     /// Return the nodes that pass the filters, with their scores without the extender's.
-    fn filter(&self, pod: &Pod) -> Filtered {
-        let (view, cluster) = (PodView::of(pod), self.cluster());
+    fn filter(&self, pod: &Pod) -> FilteredNodes {
+        let (view, cluster) = (SchedulerPod::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
         let (taken, none) = (cluster.taken(), Taken::default());
-        let mut filtered = Filtered::default();
+        let mut filtered = FilteredNodes::default();
         for (name, node) in &self.nodes {
             let taken = taken.get(name).unwrap_or(&none);
             match cycle.refusal(node, taken) {
@@ -298,8 +298,8 @@ impl Loop {
         filtered
     }
 
-    async fn choose(&mut self, pod: &Arc<Pod>) -> Result<String, Failure> {
-        let Filtered {
+    async fn choose(&mut self, pod: &Arc<Pod>) -> Result<String, SchedulingFailure> {
+        let FilteredNodes {
             fits: mut scores,
             mut refusals,
             minds_pods,
@@ -308,13 +308,13 @@ impl Loop {
         let mut fits: Vec<String> = scores.keys().cloned().collect();
         if let Some(extender) = extender.as_ref().filter(|_| !fits.is_empty()) {
             let filtered = extender.filter(pod, &fits).await;
-            let filtered = filtered.map_err(|error| Failure::Error(error.to_string()))?;
+            let filtered = filtered.map_err(|error| SchedulingFailure::Error(error.to_string()))?;
             refusals.extend(filtered.failed.into_values());
             fits = filtered.fits;
         }
         if fits.is_empty() {
             let message = refusal(self.nodes.len(), refusals);
-            return Err(Failure::Unschedulable { message, minds_pods });
+            return Err(SchedulingFailure::Unschedulable { message, minds_pods });
         }
         if fits.len() == 1 {
             return Ok(fits.remove(0));
@@ -341,10 +341,10 @@ impl Loop {
         let chosen = self.seed.below(best.len());
         best.get(chosen)
             .map(|name| (*name).clone())
-            .ok_or_else(|| Failure::Error("no node has a score".to_owned()))
+            .ok_or_else(|| SchedulingFailure::Error("no node has a score".to_owned()))
     }
 
-    fn bind_ended(&mut self, ended: BindResult) {
+    fn bind_ended(&mut self, ended: BindOutcome) {
         let uid = uid_of(&ended.pod);
         match ended.result {
             Ok(()) => {
@@ -357,25 +357,25 @@ impl Loop {
                 self.assumed.remove(&uid);
                 // The pod was bound after all or is gone, so there is nothing to retry.
                 if let Some(pod) = self.pending.get(&uid).cloned() {
-                    self.failed(&pod, Failure::Error(error.to_string()));
+                    self.failed(&pod, SchedulingFailure::Error(error.to_string()));
                 }
                 self.queue.wake_all();
             }
         }
     }
 
-    fn failed(&mut self, pod: &Arc<Pod>, failure: Failure) {
+    fn failed(&mut self, pod: &Arc<Pod>, failure: SchedulingFailure) {
         let uid = uid_of(pod);
         let now = self.now_ms();
         let (reason, message) = match failure {
-            Failure::Unschedulable { message, minds_pods } => {
+            SchedulingFailure::Unschedulable { message, minds_pods } => {
                 self.queue.failed(&uid, now, true);
                 if minds_pods {
                     self.queue.minds_pods(&uid);
                 }
                 ("Unschedulable", message)
             }
-            Failure::Error(message) => {
+            SchedulingFailure::Error(message) => {
                 self.queue.failed(&uid, now, false);
                 ("SchedulerError", message)
             }

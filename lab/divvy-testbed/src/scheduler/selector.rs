@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 /// An object's labels: values by key.
-pub type Labels = BTreeMap<String, String>;
+pub type ObjectLabels = BTreeMap<String, String>;
 
 /// The condition on a label's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Requirement {
 
     /// Report whether labels meet the requirement. An absent label meets `NotIn` and `DoesNotExist`; a label that is not a number meets
     /// neither `Gt` nor `Lt`.
-    pub fn matches(&self, labels: &Labels) -> bool {
+    pub fn matches(&self, labels: &ObjectLabels) -> bool {
         let value = labels.get(&self.key);
         let number = || value.and_then(|value| value.parse::<i64>().ok());
         match &self.test {
@@ -101,7 +101,7 @@ impl Selector {
     /// Add a requirement for each label in `matchLabelKeys` (`In`) or `mismatchLabelKeys` (`NotIn`), with the owner's value of
     /// that label. Keys that the owner lacks add nothing, and a selector that matches nothing remains so
     /// (`pkg/registry/core/pod/strategy.go`).
-    pub fn with_keys(mut self, operator: &str, keys: Option<&Vec<String>>, owner: &Labels) -> Selector {
+    pub fn with_keys(mut self, operator: &str, keys: Option<&Vec<String>>, owner: &ObjectLabels) -> Selector {
         for key in keys.into_iter().flatten() {
             if let (Selector::All(requirements), Some(value)) = (&mut self, owner.get(key)) {
                 match Requirement::new(key, operator, std::slice::from_ref(value)) {
@@ -114,7 +114,7 @@ impl Selector {
     }
 
     /// Report whether labels match.
-    pub fn matches(&self, labels: &Labels) -> bool {
+    pub fn matches(&self, labels: &ObjectLabels) -> bool {
         match self {
             Selector::Nothing => false,
             Selector::All(requirements) => requirements.iter().all(|requirement| requirement.matches(labels)),
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    fn labels(of: &[(&str, &str)]) -> Labels {
+    fn labels(of: &[(&str, &str)]) -> ObjectLabels {
         of.iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect()
@@ -228,7 +228,7 @@ mod tests {
         let have = labels(&[("app", "web"), ("tier", "front"), ("n", "5")]);
         let read = |selector| Selector::of(Some(&serde_json::from_value(selector).expect("selector")));
         assert!(!Selector::of(None).matches(&have) && !Selector::of(None).is_everything());
-        assert!(read(json!({})).is_everything() && read(json!({})).matches(&Labels::new()));
+        assert!(read(json!({})).is_everything() && read(json!({})).matches(&ObjectLabels::new()));
         let tier = |operator, values| json!({"matchLabels": {"app": "web"}, "matchExpressions": [{"key": "tier", "operator": operator, "values": values}]});
         for (selector, expected) in [
             (json!({"matchLabels": {"app": "web", "tier": "front"}}), true),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::taints;
 use super::terms::Constraint;
-use super::view::{Cluster, NodeView, PodView};
+use super::view::{ClusterView, SchedulerNode, SchedulerPod};
 
 /// The reason for a node where the pod would exceed the allowed skew.
 pub const SKEW: &str = "node(s) didn't match pod topology spread constraints";
@@ -13,23 +13,23 @@ pub const SKEW: &str = "node(s) didn't match pod topology spread constraints";
 pub const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
 
 /// Report whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
-fn includes(constraint: &Constraint, pod: &PodView, node: &NodeView) -> bool {
+fn includes(constraint: &Constraint, pod: &SchedulerPod, node: &SchedulerNode) -> bool {
     (!constraint.honor_affinity || pod.selects(&node.labels))
         && (!constraint.honor_taints || taints::all_tolerated(node.every_taint(), &pod.tolerations))
 }
 
 /// The current spread of pods with respect to one pod's constraints.
 #[derive(Debug, Clone)]
-pub struct Spread<'a> {
-    pod: &'a PodView,
+pub struct SpreadCounts<'a> {
+    pod: &'a SchedulerPod,
     /// For each constraint, the number of matching pods by domain.
     domains: Vec<BTreeMap<&'a str, i64>>,
 }
 
-impl<'a> Spread<'a> {
+impl<'a> SpreadCounts<'a> {
     /// Count the pods of a cluster.
-    pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Spread<'a> {
-        let mut spread = Spread {
+    pub fn new(pod: &'a SchedulerPod, cluster: &ClusterView<'a>) -> SpreadCounts<'a> {
+        let mut spread = SpreadCounts {
             pod,
             domains: vec![BTreeMap::new(); pod.spread.len()],
         };
@@ -50,7 +50,7 @@ impl<'a> Spread<'a> {
     }
 
     /// Count a pod on a node. Pods that are being deleted or in another namespace do not count.
-    fn count(&mut self, node: &'a NodeView, other: &PodView) {
+    fn count(&mut self, node: &'a SchedulerNode, other: &SchedulerPod) {
         if other.terminating || other.namespace != self.pod.namespace {
             return;
         }
@@ -63,7 +63,7 @@ impl<'a> Spread<'a> {
     }
 
     /// Return the constraints for which a node counts; none if it lacks the topology key of any of them.
-    fn counting(&self, node: &NodeView) -> Vec<usize> {
+    fn counting(&self, node: &SchedulerNode) -> Vec<usize> {
         let constraints = &self.pod.spread;
         if !constraints.iter().all(|constraint| node.labels.contains_key(&constraint.key)) {
             return Vec::new();
@@ -75,7 +75,7 @@ impl<'a> Spread<'a> {
             .collect()
     }
 
-    fn add(&mut self, index: usize, node: &'a NodeView, by: i64) {
+    fn add(&mut self, index: usize, node: &'a SchedulerNode, by: i64) {
         let domain = self
             .pod
             .spread
@@ -87,7 +87,7 @@ impl<'a> Spread<'a> {
     }
 
     /// Return why the pod must not be placed on the node, or `None` if it may.
-    pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
+    pub fn refusal(&self, node: &SchedulerNode) -> Option<&'static str> {
         self.pod.spread.iter().zip(&self.domains).find_map(|(constraint, counts)| {
             let Some(domain) = node.labels.get(&constraint.key) else {
                 return Some(NO_LABEL);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{PodAffinityTerm, TopologySpreadConstraint};
 
-use super::selector::{Labels, Selector};
+use super::selector::{ObjectLabels, Selector};
 
 /// A required term of a pod's affinity or anti-affinity (`framework/types.go`: `AffinityTerm`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Term {
 impl Term {
     /// Parse a term of a pod with this namespace and these labels. Without `namespaces` and `namespaceSelector`, the term is about the pod's
     /// own namespace.
-    pub fn of(term: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Term {
+    pub fn of(term: &PodAffinityTerm, namespace: &str, labels: &ObjectLabels) -> Term {
         let named = term.namespaces.iter().flatten().cloned().collect::<BTreeSet<_>>();
         let own = named.is_empty() && term.namespace_selector.is_none();
         Term {
@@ -45,7 +45,7 @@ pub struct Constraint {
 
 impl Constraint {
     /// Parse a constraint of a pod with these labels. Return `None` if it does not restrict the pod's placement.
-    pub fn of(constraint: &TopologySpreadConstraint, labels: &Labels) -> Option<Constraint> {
+    pub fn of(constraint: &TopologySpreadConstraint, labels: &ObjectLabels) -> Option<Constraint> {
         let selector = Selector::of(constraint.label_selector.as_ref());
         (constraint.when_unsatisfiable == "DoNotSchedule").then(|| Constraint {
             max_skew: i64::from(constraint.max_skew),

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, PodAffinityTerm, Taint, Toleration};
 
 use super::node_affinity::NodeAffinity;
-use super::node_ports::{HostPort, host_ports};
-use super::selector::Labels;
+use super::node_ports::{UsedHostPort, host_ports};
+use super::selector::ObjectLabels;
 use super::taints;
 use super::terms::{Constraint, Term};
 use crate::node::plan::{amount, effective_requests};
 
 /// A node as the filters see it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct NodeView {
+pub struct SchedulerNode {
     /// The allocatable resources: cpu in thousandths, others in whole units.
     pub allocatable: BTreeMap<String, u64>,
-    pub labels: Labels,
+    pub labels: ObjectLabels,
     pub taints: Vec<Taint>,
     /// `spec.unschedulable`
     pub unschedulable: bool,
@@ -26,14 +26,14 @@ pub struct NodeView {
     pub annotations: BTreeMap<String, String>,
 }
 
-impl NodeView {
+impl SchedulerNode {
     /// Read a node.
-    pub fn of(node: &Node) -> NodeView {
+    pub fn of(node: &Node) -> SchedulerNode {
         let status = node.status.as_ref();
         let spec = node.spec.as_ref();
         let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let allocatable = status.and_then(|status| status.allocatable.as_ref());
-        NodeView {
+        SchedulerNode {
             allocatable: allocatable
                 .into_iter()
                 .flatten()
@@ -59,22 +59,22 @@ impl NodeView {
 
 /// A pod as the filters see it: the pod that is being placed, or a pod on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct PodView {
+pub struct SchedulerPod {
     /// `metadata.namespace`
     pub namespace: String,
-    pub labels: Labels,
+    pub labels: ObjectLabels,
     /// Whether the pod is being deleted.
     pub terminating: bool,
     /// The effective requests, including `pods` = 1.
     pub requests: BTreeMap<String, u64>,
     /// `spec.nodeSelector`
-    pub node_selector: Labels,
+    pub node_selector: ObjectLabels,
     /// The required node affinity.
     pub node_affinity: Option<NodeAffinity>,
     /// `spec.tolerations`
     pub tolerations: Vec<Toleration>,
     /// The host ports.
-    pub ports: Vec<HostPort>,
+    pub ports: Vec<UsedHostPort>,
     /// The topology spread constraints that restrict the pod's placement.
     pub spread: Vec<Constraint>,
     /// The required terms of the pod affinity.
@@ -83,17 +83,17 @@ pub struct PodView {
     pub anti_affinity: Vec<Term>,
 }
 
-impl PodView {
+impl SchedulerPod {
     /// Read a pod.
-    pub fn of(pod: &Pod) -> PodView {
+    pub fn of(pod: &Pod) -> SchedulerPod {
         let meta = &pod.metadata;
-        let mut view = PodView {
+        let mut view = SchedulerPod {
             namespace: meta.namespace.clone().unwrap_or_else(|| "default".to_owned()),
             labels: meta.labels.clone().unwrap_or_default(),
             terminating: meta.deletion_timestamp.is_some(),
             requests: effective_requests(pod),
             ports: host_ports(pod),
-            ..PodView::default()
+            ..SchedulerPod::default()
         };
         let Some(spec) = &pod.spec else {
             return view;
@@ -126,7 +126,7 @@ impl PodView {
     }
 
     /// Report whether `nodeSelector` and required node affinity allow a node with these labels.
-    pub fn selects(&self, labels: &Labels) -> bool {
+    pub fn selects(&self, labels: &ObjectLabels) -> bool {
         let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
         self.node_selector.iter().all(equal) && self.node_affinity.as_ref().is_none_or(|affinity| affinity.matches(labels))
     }
@@ -138,12 +138,12 @@ pub struct Taken {
     /// The sums of requests.
     pub requests: BTreeMap<String, u64>,
     /// The host ports.
-    pub ports: Vec<HostPort>,
+    pub ports: Vec<UsedHostPort>,
 }
 
 impl Taken {
     /// Add a pod's requests and ports.
-    pub fn add(&mut self, pod: &PodView) {
+    pub fn add(&mut self, pod: &SchedulerPod) {
         for (resource, amount) in &pod.requests {
             let sum = self.requests.entry(resource.clone()).or_default();
             *sum = sum.saturating_add(*amount);
@@ -152,7 +152,7 @@ impl Taken {
     }
 
     /// Return what these pods take together.
-    pub fn by<'a>(pods: impl IntoIterator<Item = &'a PodView>) -> Taken {
+    pub fn by<'a>(pods: impl IntoIterator<Item = &'a SchedulerPod>) -> Taken {
         let mut taken = Taken::default();
         for pod in pods {
             taken.add(pod);
@@ -163,16 +163,16 @@ impl Taken {
 
 /// The cluster at the time when a pod is scheduled.
 #[derive(Debug, Clone)]
-pub struct Cluster<'a> {
+pub struct ClusterView<'a> {
     /// The nodes by name.
-    pub nodes: &'a BTreeMap<String, NodeView>,
+    pub nodes: &'a BTreeMap<String, SchedulerNode>,
     /// The pods on nodes and on their way to them, each with the node's name. Pods of unknown nodes do not count.
-    pub pods: Vec<(&'a str, &'a PodView)>,
+    pub pods: Vec<(&'a str, &'a SchedulerPod)>,
     /// The labels of namespaces by name.
-    pub namespaces: &'a BTreeMap<String, Labels>,
+    pub namespaces: &'a BTreeMap<String, ObjectLabels>,
 }
 
-impl Cluster<'_> {
+impl ClusterView<'_> {
     /// Return what is taken on each node that has pods.
     pub fn taken(&self) -> BTreeMap<String, Taken> {
         let mut taken: BTreeMap<String, Taken> = BTreeMap::new();

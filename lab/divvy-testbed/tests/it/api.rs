@@ -12,7 +12,7 @@ mod users;
 mod watches;
 
 use axum::body::Body;
-use divvy_testbed::api::{ApiServer, Clock, Options};
+use divvy_testbed::api::{ApiServer, ApiServerOptions, Clock};
 use http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -21,11 +21,11 @@ use tower::ServiceExt;
 
 /// Return a server with a seed and with a clock that follows tokio's.
 fn server() -> ApiServer {
-    server_with(Options::default())
+    server_with(ApiServerOptions::default())
 }
 
-fn server_with(options: Options) -> ApiServer {
-    ApiServer::new(Options {
+fn server_with(options: ApiServerOptions) -> ApiServer {
+    ApiServer::new(ApiServerOptions {
         clock: Clock::of_tokio("2026-11-21T10:00:00Z".parse().unwrap()),
         seed: Some(1),
         ..options

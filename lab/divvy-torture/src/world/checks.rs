@@ -113,7 +113,7 @@ impl World {
                 again.state()
             );
             ensure!(
-                state.source == divvy_placement::Source::Inventory,
+                state.source == divvy_placement::GpuSource::Inventory,
                 "node {} is read by {:?} at rest",
                 node.name,
                 state.source

@@ -15,7 +15,7 @@ const MOST_EVICTIONS: u32 = 8;
 
 /// What the scheduler and the controllers remember.
 #[derive(Debug, Default)]
-pub struct Scheduler {
+pub struct SimScheduler {
     /// For each UID: how many times other pods were evicted for this pod.
     pub rounds: BTreeMap<String, u32>,
     /// The evicted pods for which controllers create replacements once the pods are gone.

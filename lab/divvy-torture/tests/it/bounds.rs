@@ -5,7 +5,7 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_model::MiB;
 use divvy_testkit::nodes::t4;
-use divvy_torture::agent::{Agent, Disk, Sight};
+use divvy_torture::agent::{AgentRun, Disk, Sight};
 use serde_json::json;
 
 #[test]
@@ -23,7 +23,7 @@ fn pods_with_long_annotations_do_not_make_the_agent_grow() {
             handouts: &[],
             populated: None,
         };
-        let mut core = Agent::new("n1", 1, MiB::ZERO, false, &Disk::default(), sight).core;
+        let mut core = AgentRun::new("n1", 1, MiB::ZERO, false, &Disk::default(), sight).core;
         let before = format!("{core:?}").len();
         for number in 0..12 {
             let object = json!({

@@ -1,11 +1,11 @@
 //! The same 2,000 histories on each run. `cargo xtask torture` plays other histories.
 
-use divvy_torture::ops::History;
+use divvy_torture::ops::OpHistory;
 use divvy_torture::{failure_of, hostile, play};
 
 fn hold(seeds: std::ops::Range<u64>) {
     for seed in seeds {
-        if let Some(told) = failure_of(&History::of(seed)) {
+        if let Some(told) = failure_of(&OpHistory::of(seed)) {
             panic!("history {seed}: {told}");
         }
     }
@@ -33,7 +33,7 @@ fn a_hostile_pod_changes_no_report_about_others() {
 #[test]
 fn the_same_steps_lead_to_the_same_decisions() {
     for seed in 0..50 {
-        let history = History::of(seed);
+        let history = OpHistory::of(seed);
         assert_eq!(play(&history, true), play(&history, true), "history {seed}");
     }
 }
@@ -43,7 +43,7 @@ fn the_same_steps_lead_to_the_same_decisions() {
 fn the_stories_have_in_them_what_they_are_about() {
     let mut told = String::new();
     for seed in 0..1_000 {
-        told.push_str(&play(&History::of(seed), true).expect("it holds").join("\n"));
+        told.push_str(&play(&OpHistory::of(seed), true).expect("it holds").join("\n"));
     }
     for what in [
         "runs on",

@@ -4,24 +4,24 @@ use divvy_model::ContainerKind::{App, Sidecar};
 use divvy_model::{Health, MiB, Pod};
 
 use divvy_torture::extender::late_write;
-use divvy_torture::ops::{Ending, Fate, Forgery, History, Mix, Op};
-use divvy_torture::proxy::Page;
+use divvy_torture::ops::{ContainerEnding, EventMix, Fate, Forgery, HistoryOp, OpHistory};
+use divvy_torture::proxy::ProxyResponse;
 use divvy_torture::world::{World, request};
 use divvy_torture::{Violation, failure_of};
 
 /// The position of the node that has two GPUs.
 const NODE: usize = 1;
 
-fn create(name: u8, shape: u8, priority: u8) -> Op {
-    Op::Create { name, shape, priority }
+fn create(name: u8, shape: u8, priority: u8) -> HistoryOp {
+    HistoryOp::Create { name, shape, priority }
 }
 
-fn hurry(pod: u8, steps: u8, luck: u8) -> Op {
-    Op::Hurry { pod, steps, luck }
+fn hurry(pod: u8, steps: u8, luck: u8) -> HistoryOp {
+    HistoryOp::Hurry { pod, steps, luck }
 }
 
-fn schedule(pod: u8, node: u8, replica: u8) -> Op {
-    Op::Schedule {
+fn schedule(pod: u8, node: u8, replica: u8) -> HistoryOp {
+    HistoryOp::Schedule {
         pod,
         node,
         lost: false,
@@ -29,16 +29,16 @@ fn schedule(pod: u8, node: u8, replica: u8) -> Op {
     }
 }
 
-fn called(call: u8, fate: Fate) -> Op {
-    Op::Call { call, fate }
+fn called(call: u8, fate: Fate) -> HistoryOp {
+    HistoryOp::Call { call, fate }
 }
 
-fn to_extender(replica: u8, pods: u8, nodes: u8) -> Op {
-    Op::ToExtender { replica, pods, nodes }
+fn to_extender(replica: u8, pods: u8, nodes: u8) -> HistoryOp {
+    HistoryOp::ToExtender { replica, pods, nodes }
 }
 
-fn forge(name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) -> Op {
-    Op::Forge {
+fn forge(name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) -> HistoryOp {
+    HistoryOp::Forge {
         name,
         shape,
         node,
@@ -86,7 +86,7 @@ fn sweep(world: &mut World) -> Result<(), Violation> {
 }
 
 fn told(story: impl FnOnce(&mut World) -> Result<(), Violation>) {
-    let mut world = World::new(Mix::Everything, true).expect("a world");
+    let mut world = World::new(EventMix::Everything, true).expect("a world");
     if let Err(text) = story(&mut world) {
         panic!("{text}\n{}", world.story.lines().join("\n"));
     }
@@ -136,7 +136,7 @@ fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
             let World { api, nodes, story, .. } = world;
             let running = &nodes[NODE].cgroups[&uid].running;
             let at = running.keys().position(|name| name == container).expect("it runs");
-            nodes[NODE].end(api, &uid, at, Ending::Well, story);
+            nodes[NODE].end(api, &uid, at, ContainerEnding::Well, story);
         };
         end(world, "s");
         work(world, &uid)?;
@@ -217,8 +217,8 @@ fn two_doubtful_bindings_of_a_pod_both_count() {
     });
 }
 
-fn hold(mix: Mix, steps: &[Op]) {
-    let history = History {
+fn hold(mix: EventMix, steps: &[HistoryOp]) {
+    let history = OpHistory {
         mix,
         steps: steps.to_vec(),
     };
@@ -232,17 +232,17 @@ fn hold(mix: Mix, steps: &[Op]) {
 fn a_list_that_the_watch_overtook_brings_no_pod_back() {
     for luck in [1, 2, 3, 5] {
         hold(
-            Mix::Starts,
+            EventMix::Starts,
             &[
                 create(0, 0, 0),
                 hurry(0, 2, luck),
-                Op::ForceDelete { pod: 0 },
-                Op::ToAgent { node: 0, events: 4 },
-                Op::ToAgent { node: 1, events: 4 },
-                Op::Work { pod: 0, luck: 1 },
-                Op::Work { pod: 0, luck: 1 },
-                Op::Reconcile { node: 0, events: 0 },
-                Op::Reconcile { node: 1, events: 0 },
+                HistoryOp::ForceDelete { pod: 0 },
+                HistoryOp::ToAgent { node: 0, events: 4 },
+                HistoryOp::ToAgent { node: 1, events: 4 },
+                HistoryOp::Work { pod: 0, luck: 1 },
+                HistoryOp::Work { pod: 0, luck: 1 },
+                HistoryOp::Reconcile { node: 0, events: 0 },
+                HistoryOp::Reconcile { node: 1, events: 0 },
             ],
         );
     }
@@ -252,7 +252,7 @@ fn a_list_that_the_watch_overtook_brings_no_pod_back() {
 #[test]
 fn a_list_that_the_watch_overtook_removes_no_pod() {
     hold(
-        Mix::Replicas,
+        EventMix::Replicas,
         &[
             called(229, Fate::Answered),
             hurry(188, 2, 239),
@@ -268,17 +268,17 @@ fn a_list_that_the_watch_overtook_removes_no_pod() {
 fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
     for luck in [1, 2, 3, 5] {
         hold(
-            Mix::Starts,
+            EventMix::Starts,
             &[
                 create(0, 0, 0),
                 hurry(0, 2, luck),
-                Op::ForceDelete { pod: 0 },
-                Op::RelistAgent { node: 0 },
-                Op::RelistAgent { node: 1 },
-                Op::AgentListArrives { node: 0 },
-                Op::AgentListArrives { node: 1 },
-                Op::Work { pod: 0, luck: 1 },
-                Op::Work { pod: 0, luck: 1 },
+                HistoryOp::ForceDelete { pod: 0 },
+                HistoryOp::RelistAgent { node: 0 },
+                HistoryOp::RelistAgent { node: 1 },
+                HistoryOp::AgentListArrives { node: 0 },
+                HistoryOp::AgentListArrives { node: 1 },
+                HistoryOp::Work { pod: 0, luck: 1 },
+                HistoryOp::Work { pod: 0, luck: 1 },
             ],
         );
     }
@@ -289,22 +289,22 @@ fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
 #[test]
 fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
     let create = |name, shape| create(name, shape, 1);
-    let end = |pod, container, how| Op::End { pod, container, how };
+    let end = |pod, container, how| HistoryOp::End { pod, container, how };
     hold(
-        Mix::Preemption,
+        EventMix::Preemption,
         &[
             schedule(148, 208, 10),
             create(205, 217),
             hurry(234, 9, 216),
-            end(127, 72, Ending::Well),
-            end(24, 137, Ending::Well),
+            end(127, 72, ContainerEnding::Well),
+            end(24, 137, ContainerEnding::Well),
             create(221, 193),
-            Op::Recreate { pod: 133 },
+            HistoryOp::Recreate { pod: 133 },
             hurry(56, 9, 7),
             create(120, 154),
             schedule(208, 10, 15),
             hurry(220, 9, 177),
-            end(74, 86, Ending::Crash),
+            end(74, 86, ContainerEnding::Crash),
             hurry(96, 2, 245),
         ],
     );
@@ -314,7 +314,7 @@ fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
 fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
     for how in Forgery::ALL {
         for shape in [0, 4, 5, 7] {
-            hold(Mix::Cards, &[forge(0, shape, 1, 0, how), hurry(0, 9, 1)]);
+            hold(EventMix::Cards, &[forge(0, shape, 1, 0, how), hurry(0, 9, 1)]);
         }
     }
 }
@@ -324,7 +324,7 @@ fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
 #[test]
 fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
     hold(
-        Mix::Replicas,
+        EventMix::Replicas,
         &[
             create(11, 73, 0),
             hurry(210, 3, 177),
@@ -340,7 +340,7 @@ fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
 fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
     for page in 0..12 {
         hold(
-            Mix::Binds,
+            EventMix::Binds,
             &[
                 called(248, Fate::Taken),
                 called(220, Fate::Taken),
@@ -356,20 +356,20 @@ fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
 #[test]
 fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     hold(
-        Mix::Everything,
+        EventMix::Everything,
         &[
             called(100, Fate::Answered),
             create(28, 139, 1),
             forge(17, 244, 225, 43, Forgery::Nothing),
-            Op::ReplaceCard { gpu: 187 },
+            HistoryOp::ReplaceCard { gpu: 187 },
             hurry(177, 9, 241),
-            Op::StartAgent {
+            HistoryOp::StartAgent {
                 node: 61,
                 reserve: 1,
                 listed: true,
             },
-            Op::ReplaceCard { gpu: 120 },
-            Op::ReplaceCard { gpu: 14 },
+            HistoryOp::ReplaceCard { gpu: 120 },
+            HistoryOp::ReplaceCard { gpu: 14 },
             forge(99, 121, 119, 140, Forgery::LegacyZero),
         ],
     );
@@ -380,7 +380,7 @@ fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
 fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
     for page in 0..12 {
         hold(
-            Mix::Binds,
+            EventMix::Binds,
             &[
                 create(0, 0, 0),
                 to_extender(0, 5, 0),
@@ -400,7 +400,7 @@ fn a_pod_wrongly_called_gone_counts_when_bound() {
     // One of the two replicas is the leader.
     for replica in [0, 1] {
         hold(
-            Mix::Replicas,
+            EventMix::Replicas,
             &[
                 create(0, 0, 0),
                 to_extender(0, 5, 0),
@@ -408,10 +408,10 @@ fn a_pod_wrongly_called_gone_counts_when_bound() {
                 schedule(0, 0, replica),
                 // The check of the pod, then the Binding.
                 called(0, Fate::Answered),
-                called(0, Fate::Page(Page::MISLEADING)),
-                Op::Freeze { replica },
-                Op::Tick { seconds: 16 },
-                Op::Tick { seconds: 16 },
+                called(0, Fate::Page(ProxyResponse::MISLEADING)),
+                HistoryOp::Freeze { replica },
+                HistoryOp::Tick { seconds: 16 },
+                HistoryOp::Tick { seconds: 16 },
             ],
         );
     }
@@ -422,11 +422,11 @@ fn a_pod_wrongly_called_gone_counts_when_bound() {
 #[test]
 fn an_older_answer_takes_no_binding_back() {
     hold(
-        Mix::Binds,
+        EventMix::Binds,
         &[
             schedule(83, 222, 4),
             to_extender(6, 5, 1),
-            Op::Schedule {
+            HistoryOp::Schedule {
                 pod: 249,
                 node: 32,
                 lost: true,
@@ -437,7 +437,7 @@ fn an_older_answer_takes_no_binding_back() {
             called(61, Fate::Page(179)),
             schedule(197, 171, 15),
             called(82, Fate::Taken),
-            Op::LateWrite { call: 108 },
+            HistoryOp::LateWrite { call: 108 },
             create(139, 66, 0),
             hurry(205, 9, 68),
         ],
@@ -450,14 +450,14 @@ fn an_older_answer_takes_no_binding_back() {
 fn gpushares_index_means_the_card_that_is_there() {
     for gpu in 0..3 {
         for times in [1, 2] {
-            let mut steps = vec![Op::ReplaceCard { gpu }; times];
+            let mut steps = vec![HistoryOp::ReplaceCard { gpu }; times];
             steps.extend([
-                Op::Publish { node: 0 },
-                Op::Publish { node: 1 },
+                HistoryOp::Publish { node: 0 },
+                HistoryOp::Publish { node: 1 },
                 forge(0, 1, u8::from(gpu > 0), if gpu > 1 { 2 } else { 0 }, Forgery::LegacyExact),
                 hurry(0, 9, 1),
             ]);
-            hold(Mix::Cards, &steps);
+            hold(EventMix::Cards, &steps);
         }
     }
 }
@@ -466,11 +466,11 @@ fn gpushares_index_means_the_card_that_is_there() {
 #[test]
 fn a_gpushare_pod_continues_after_an_agent_restart() {
     hold(
-        Mix::Cards,
+        EventMix::Cards,
         &[
             forge(220, 56, 106, 216, Forgery::LegacyLess),
             hurry(0, 3, 4),
-            Op::StartAgent {
+            HistoryOp::StartAgent {
                 node: 106,
                 reserve: 0,
                 listed: true,
@@ -483,13 +483,13 @@ fn a_gpushare_pod_continues_after_an_agent_restart() {
 #[test]
 fn without_pod_cgroups_a_running_containers_grant_stays() {
     hold(
-        Mix::NoPodCgroups,
+        EventMix::NoPodCgroups,
         &[
             create(0, 0, 0),
             hurry(0, 9, 2),
-            Op::ForceDelete { pod: 0 },
-            Op::ToAgent { node: 0, events: 4 },
-            Op::Reconcile { node: 0, events: 0 },
+            HistoryOp::ForceDelete { pod: 0 },
+            HistoryOp::ToAgent { node: 0, events: 4 },
+            HistoryOp::Reconcile { node: 0, events: 0 },
         ],
     );
 }
@@ -500,9 +500,9 @@ fn without_pod_cgroups_a_running_containers_grant_stays() {
 fn without_pod_cgroups_device_ids_count_as_starting() {
     let create = |name, shape| create(name, shape, 0);
     hold(
-        Mix::NoPodCgroups,
+        EventMix::NoPodCgroups,
         &[
-            Op::LateWrite { call: 139 },
+            HistoryOp::LateWrite { call: 139 },
             hurry(145, 9, 71),
             schedule(58, 216, 3),
             create(105, 213),
@@ -510,8 +510,8 @@ fn without_pod_cgroups_device_ids_count_as_starting() {
             create(223, 56),
             hurry(153, 1, 208),
             hurry(112, 2, 76),
-            Op::ForceDelete { pod: 243 },
-            Op::Work { pod: 229, luck: 215 },
+            HistoryOp::ForceDelete { pod: 243 },
+            HistoryOp::Work { pod: 229, luck: 215 },
         ],
     );
 }
@@ -521,7 +521,7 @@ fn without_pod_cgroups_device_ids_count_as_starting() {
 #[test]
 fn nominated_pods_do_not_take_each_others_room() {
     hold(
-        Mix::Preemption,
+        EventMix::Preemption,
         &[
             schedule(238, 202, 13),
             hurry(21, 2, 151),
@@ -541,7 +541,7 @@ fn nominated_pods_do_not_take_each_others_room() {
 /// restarts between two containers must not take the first one's record for the pod's allocation.
 #[test]
 fn whole_gpu_pods_continue_after_an_agent_restart() {
-    hold(Mix::Whole, &[forge(33, 22, 1, 21, Forgery::LegacyLess)]);
+    hold(EventMix::Whole, &[forge(33, 22, 1, 21, Forgery::LegacyLess)]);
 }
 
 /// The sidecar runs, so the agent makes a record for the app container, which has not started. Then the init container starts again.
@@ -549,18 +549,18 @@ fn whole_gpu_pods_continue_after_an_agent_restart() {
 #[test]
 fn a_crashed_init_container_has_its_gpu_again() {
     hold(
-        Mix::Whole,
+        EventMix::Whole,
         &[
             forge(141, 226, 199, 74, Forgery::Nothing),
             hurry(187, 0, 59),
-            Op::Work { pod: 175, luck: 181 },
+            HistoryOp::Work { pod: 175, luck: 181 },
             hurry(129, 3, 17),
-            Op::Work { pod: 71, luck: 255 },
+            HistoryOp::Work { pod: 71, luck: 255 },
             forge(25, 221, 57, 203, Forgery::LegacyLess),
-            Op::End {
+            HistoryOp::End {
                 pod: 33,
                 container: 16,
-                how: Ending::Crash,
+                how: ContainerEnding::Crash,
             },
         ],
     );

@@ -23,14 +23,14 @@ pub(super) enum SignalError {
          shareProcessNamespace: true in the pod's spec"
     )]
     Absent(String),
-    #[error("{}", .0.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; "))]
-    Refused(Vec<Refusal>),
+    #[error("{}", .0.iter().map(SignalRefusal::to_string).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<SignalRefusal>),
 }
 
 /// Why one process did not get a signal.
 #[derive(Debug, thiserror::Error)]
 #[error("error sending signal: {error} (process {pid} '{name}')")]
-pub(super) struct Refusal {
+pub(super) struct SignalRefusal {
     pid: Pid,
     name: String,
     error: Errno,
@@ -58,7 +58,7 @@ pub(super) fn signal(name: &str, signal: Signal, unready: &mut HashSet<Pid>) -> 
             Ok(()) => told.push(pid),
             // It has ended in the meantime.
             Err(Errno::SRCH) => {}
-            Err(error) => refusals.push(Refusal {
+            Err(error) => refusals.push(SignalRefusal {
                 pid,
                 name: name.to_owned(),
                 error,

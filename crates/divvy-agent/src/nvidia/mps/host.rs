@@ -4,12 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use divvy_nvidia_plugin::mps::{Action, Daemon, Limit, PROBE_COMMAND, QUIT_COMMAND};
+use divvy_nvidia_plugin::mps::{Daemon, MpsAction, MpsLimit, PROBE_COMMAND, QUIT_COMMAND};
 use futures::future::join_all;
 use rustix::fs::XattrFlags;
 use tracing::{debug, warn};
 
-use super::process::{Process, processes};
+use super::process::{DaemonProcess, processes};
 use super::tools::{KILL_LIMIT, ToolError, Tools};
 use crate::files::{self, FileError};
 
@@ -44,7 +44,11 @@ pub(super) enum StepError {
         error: ToolError,
     },
     #[error("{limit} was set, and the control daemon answers {answer:?} to {command}; {}", why_not_set(.answer))]
-    NotSet { limit: Limit, answer: String, command: String },
+    NotSet {
+        limit: MpsLimit,
+        answer: String,
+        command: String,
+    },
     #[error("cannot list the processes in /proc: {0}")]
     List(#[source] io::Error),
     #[error("cannot kill the MPS control daemon: {0}")]
@@ -55,7 +59,7 @@ pub(super) enum StepError {
 
 /// The machine on which the daemons run.
 #[derive(Debug, Clone)]
-pub(super) struct Host {
+pub(super) struct MpsHost {
     pub(super) tools: Tools,
     /// The root directory that contains `/sys`.
     pub(super) root: PathBuf,
@@ -63,7 +67,7 @@ pub(super) struct Host {
     pub(super) end_limit: Duration,
 }
 
-impl Host {
+impl MpsHost {
     /// Start a daemon with its limits. If that fails, nothing of it remains in service.
     pub(super) async fn start(&self, daemon: &Daemon) -> Result<(), StepError> {
         for action in daemon.start() {
@@ -94,7 +98,7 @@ impl Host {
             let steps = steps.iter().map(async |step| {
                 let action = daemon.unless_closed(step.clone(), &closed);
                 let limit = match action {
-                    Action::Quit => rest.mul_f64(QUIT_SHARE),
+                    MpsAction::Quit => rest.mul_f64(QUIT_SHARE),
                     _ => rest,
                 };
                 // However late it is, each step is tried.
@@ -109,7 +113,7 @@ impl Host {
         }
     }
 
-    async fn all(&self, daemon: &Daemon, actions: Vec<Action>) {
+    async fn all(&self, daemon: &Daemon, actions: Vec<MpsAction>) {
         for action in actions {
             if let Err(error) = self.perform(daemon, &action, self.usual(&action)).await {
                 warn!(resource = daemon.resource, "{error}");
@@ -123,38 +127,38 @@ impl Host {
     }
 
     /// Return the time that a step usually gets. `nvidia-smi` gets more, because it may have to wake up GPUs.
-    fn usual(&self, action: &Action) -> Duration {
+    fn usual(&self, action: &MpsAction) -> Duration {
         let factor = match action {
-            Action::SetComputeMode { .. } => 3,
-            Action::Quit => 2,
+            MpsAction::SetComputeMode { .. } => 3,
+            MpsAction::Quit => 2,
             _ => 1,
         };
         self.tools.deadline.saturating_mul(factor)
     }
 
     /// Do a step; one that waits for a program gets this time.
-    async fn perform(&self, daemon: &Daemon, action: &Action, time: Duration) -> Result<(), StepError> {
+    async fn perform(&self, daemon: &Daemon, action: &MpsAction, time: Duration) -> Result<(), StepError> {
         match action {
-            Action::SetComputeMode { gpu, mode } => Ok(self.tools.set_compute_mode(gpu, *mode, time).await?),
-            Action::MakeDirectory(path) => Ok(files::make_directory(path, 0o755)?),
-            Action::LabelDirectory(path) => self.label(path).map_err(|error| StepError::Label(path.clone(), error)),
-            Action::RemoveDirectory(path) => match std::fs::remove_dir_all(path) {
+            MpsAction::SetComputeMode { gpu, mode } => Ok(self.tools.set_compute_mode(gpu, *mode, time).await?),
+            MpsAction::MakeDirectory(path) => Ok(files::make_directory(path, 0o755)?),
+            MpsAction::LabelDirectory(path) => self.label(path).map_err(|error| StepError::Label(path.clone(), error)),
+            MpsAction::RemoveDirectory(path) => match std::fs::remove_dir_all(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StepError::Remove(path.clone(), error)),
                 _ => Ok(()),
             },
-            Action::WriteFile(path, text) => with_name(path, |directory, name| {
+            MpsAction::WriteFile(path, text) => with_name(path, |directory, name| {
                 files::write_atomic(directory, name, text.as_bytes(), 0o644)
             }),
-            Action::RemoveFile(path) => with_name(path, files::remove),
-            Action::Start => Ok(self.tools.start_control(daemon).await?),
-            Action::Command(command) => {
+            MpsAction::RemoveFile(path) => with_name(path, files::remove),
+            MpsAction::Start => Ok(self.tools.start_control(daemon).await?),
+            MpsAction::Command(command) => {
                 let answer = self.tools.ask(daemon, command, time).await;
                 answer.map(drop).map_err(|error| StepError::Command {
                     what: what(command),
                     error,
                 })
             }
-            Action::Check { command, limit } => {
+            MpsAction::Check { command, limit } => {
                 let answer = self.tools.ask(daemon, command, time).await?;
                 if limit.is(&answer) {
                     Ok(())
@@ -166,7 +170,7 @@ impl Host {
                     })
                 }
             }
-            Action::Quit => self.quit(daemon, time).await,
+            MpsAction::Quit => self.quit(daemon, time).await,
         }
     }
 
@@ -221,9 +225,9 @@ impl Host {
 }
 
 /// Return the GPU that a step opens to all processes.
-fn opens(action: &Action) -> Option<&str> {
+fn opens(action: &MpsAction) -> Option<&str> {
     match action {
-        Action::SetComputeMode { gpu, .. } => Some(gpu),
+        MpsAction::SetComputeMode { gpu, .. } => Some(gpu),
         _ => None,
     }
 }
@@ -237,9 +241,9 @@ fn is_empty(directory: &Path) -> bool {
 }
 
 /// Wait until the processes have ended. Report whether they have.
-async fn ended(running: &[Process], patience: Duration) -> bool {
+async fn ended(running: &[DaemonProcess], patience: Duration) -> bool {
     let wait = async {
-        while running.iter().any(Process::exists) {
+        while running.iter().any(DaemonProcess::exists) {
             tokio::time::sleep(LOOK).await;
         }
     };

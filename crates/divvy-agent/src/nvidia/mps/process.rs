@@ -19,23 +19,23 @@ const BYTES: u64 = 64 * 1024;
 
 /// A process of a control daemon.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct DaemonProcess {
     id: Pid,
     /// It keeps standing for this process when another one gets its number. `None` on a kernel older than 5.3.
     handle: Option<OwnedFd>,
     pipe_directory: PathBuf,
 }
 
-impl Process {
+impl DaemonProcess {
     /// Return the process with this number if it is a control daemon.
-    fn of(id: Pid, pipe_directory: &Path) -> Option<Process> {
+    fn of(id: Pid, pipe_directory: &Path) -> Option<DaemonProcess> {
         // First the handle, then the look: what is seen is then the handle's process.
         let handle = match pidfd_open(id, PidfdFlags::empty()) {
             Ok(handle) => Some(handle),
             Err(Errno::NOSYS) => None,
             Err(_) => return None,
         };
-        is_control_daemon(id, pipe_directory).then(|| Process {
+        is_control_daemon(id, pipe_directory).then(|| DaemonProcess {
             id,
             handle,
             pipe_directory: pipe_directory.to_owned(),
@@ -62,12 +62,12 @@ impl Process {
 
 /// Return the processes of this container that are control daemons with this directory for their connections. There is at most one,
 /// except while one starts or answers a command.
-pub(super) fn processes(pipe_directory: &Path) -> io::Result<Vec<Process>> {
+pub(super) fn processes(pipe_directory: &Path) -> io::Result<Vec<DaemonProcess>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let number = entry?.file_name().to_str().and_then(|name| name.parse().ok());
         if let Some(id) = number.and_then(Pid::from_raw).filter(|id| has_its_name(*id)) {
-            found.extend(Process::of(id, pipe_directory));
+            found.extend(DaemonProcess::of(id, pipe_directory));
         }
     }
     Ok(found)

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use divvy_host::plain_line;
-use divvy_nvidia_plugin::mps::{Daemon, Intervals, Next, Report, Supervision, excerpt};
+use divvy_nvidia_plugin::mps::{Daemon, DaemonReport, DaemonStep, Intervals, Supervision, excerpt};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::host::Host;
+use super::host::MpsHost;
 use super::process::processes;
 use crate::files;
 
@@ -27,7 +27,7 @@ const FULL: u64 = 1 << 20;
 
 /// Keep a daemon running until `stop` is cancelled, and end it then. `description` is the daemon as its next start must make it.
 pub(super) async fn supervise(
-    host: Host,
+    host: MpsHost,
     intervals: Intervals,
     description: watch::Receiver<Daemon>,
     serving: Serving,
@@ -39,18 +39,18 @@ pub(super) async fn supervise(
         host,
         description,
         serving,
-        log: Log::default(),
+        log: DaemonLog::default(),
         socket: None,
     };
     let mut life = Supervision::new(intervals);
-    let mut next = Next::Start(0);
+    let mut next = DaemonStep::Start(0);
     loop {
         let report = tokio::select! {
             () = stop.cancelled() => break,
             report = supervisor.step(next) => report,
         };
         next = life.next(report);
-        if let (Report::NotStarted, Next::Start(pause)) = (report, next) {
+        if let (DaemonReport::NotStarted, DaemonStep::Start(pause)) = (report, next) {
             info!("Failed to start one or more MPS deamons. Retrying in {}s...", pause / 1000);
         }
     }
@@ -61,12 +61,12 @@ pub(super) async fn supervise(
 }
 
 struct Supervisor {
-    host: Host,
+    host: MpsHost,
     /// The daemon as it was started last.
     daemon: Daemon,
     description: watch::Receiver<Daemon>,
     serving: Serving,
-    log: Log,
+    log: DaemonLog,
     /// The socket of the daemon that was started last.
     socket: Option<u64>,
 }
@@ -78,24 +78,24 @@ fn socket(daemon: &Daemon) -> Option<u64> {
 }
 
 impl Supervisor {
-    async fn step(&mut self, next: Next) -> Report {
+    async fn step(&mut self, next: DaemonStep) -> DaemonReport {
         match next {
-            Next::Look(pause) => {
+            DaemonStep::Look(pause) => {
                 sleep(Duration::from_millis(pause)).await;
                 self.log.pass_on(&self.daemon);
                 if self.runs() && socket(&self.daemon) == self.socket {
-                    Report::Lives
+                    DaemonReport::Lives
                 } else {
                     // The answer, or its absence, says whether clients still reach the daemon.
                     self.ask().await
                 }
             }
-            Next::Ask(pause) => {
+            DaemonStep::Ask(pause) => {
                 sleep(Duration::from_millis(pause)).await;
                 self.log.pass_on(&self.daemon);
                 self.ask().await
             }
-            Next::Start(pause) => {
+            DaemonStep::Start(pause) => {
                 if self.withdrawn() {
                     self.host.withdraw(&self.daemon).await;
                 }
@@ -110,22 +110,22 @@ impl Supervisor {
         processes(&self.daemon.pipe_directory()).is_ok_and(|found| !found.is_empty())
     }
 
-    async fn ask(&mut self) -> Report {
+    async fn ask(&mut self) -> DaemonReport {
         let Err(error) = self.host.answers(&self.daemon).await else {
-            return Report::Lives;
+            return DaemonReport::Lives;
         };
         let is_running = self.runs();
         warn!(
             resource = self.daemon.resource,
             is_running, "error checking MPS daemon health: {error}"
         );
-        Report::Silent { is_running }
+        DaemonReport::Silent { is_running }
     }
 
-    async fn start(&mut self) -> Report {
+    async fn start(&mut self) -> DaemonReport {
         self.daemon = self.description.borrow_and_update().clone();
         info!(resource = self.daemon.resource, "Starting MPS daemon");
-        self.log = Log::default();
+        self.log = DaemonLog::default();
         match self.host.start(&self.daemon).await {
             Ok(()) => {
                 info!(resource = self.daemon.resource, "MPS daemon is healthy");
@@ -133,12 +133,12 @@ impl Supervisor {
                 self.serving.send_modify(|serving| {
                     serving.insert(self.daemon.resource.clone(), self.daemon.clone());
                 });
-                Report::Started
+                DaemonReport::Started
             }
             Err(error) => {
                 self.log.pass_on(&self.daemon);
                 error!(resource = self.daemon.resource, "Failed to start MPS daemon: {error}");
-                Report::NotStarted
+                DaemonReport::NotStarted
             }
         }
     }
@@ -152,11 +152,11 @@ impl Supervisor {
 
 /// How much of a daemon's log has been passed on.
 #[derive(Debug, Default)]
-struct Log {
+struct DaemonLog {
     position: u64,
 }
 
-impl Log {
+impl DaemonLog {
     /// Pass on what the daemon has written since the last time. The amount is limited, so that a daemon cannot fill this
     /// program's log.
     fn pass_on(&mut self, daemon: &Daemon) {
@@ -221,16 +221,16 @@ mod tests {
         symlink(path("secret"), path("link")).expect("linked");
         mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
         for name in ["link", "fifo", "."] {
-            assert!(Log::default().read(&path(name)).is_err(), "{name}");
+            assert!(DaemonLog::default().read(&path(name)).is_err(), "{name}");
         }
         let huge = std::fs::File::create(path("huge")).expect("created");
         huge.set_len(1 << 40).expect("a sparse file");
-        assert!(Log::default().read(&path("huge")).expect("read").len() <= 64 * 1024);
+        assert!(DaemonLog::default().read(&path("huge")).expect("read").len() <= 64 * 1024);
         assert_eq!(
             huge.metadata().expect("metadata").len(),
             0,
             "it would grow for as long as the daemon runs"
         );
-        assert_eq!(Log::default().read(&path("secret")).expect("read"), "secret\n");
+        assert_eq!(DaemonLog::default().read(&path("secret")).expect("read"), "secret\n");
     }
 }

@@ -10,8 +10,8 @@ use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use divvy_host::plain_line;
-use divvy_nvidia_config::Program;
-use divvy_nvidia_plugin::mps::{ComputeMode, Daemon};
+use divvy_nvidia_config::NvidiaProgram;
+use divvy_nvidia_plugin::mps::{Daemon, MpsComputeMode};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -89,7 +89,7 @@ pub(super) struct Tools {
 }
 
 /// How a program ended, and what it wrote.
-struct Output {
+struct ToolOutput {
     status: ExitStatus,
     stdout: String,
     stderr: String,
@@ -122,7 +122,7 @@ impl Tools {
         };
         let mut command = Command::new(&self.own);
         command
-            .arg0(Program::MpsControlDaemon.name())
+            .arg0(NvidiaProgram::MpsControlDaemon.name())
             .arg(IN_ROOT)
             .arg(&self.root)
             .arg(path)
@@ -131,7 +131,7 @@ impl Tools {
     }
 
     /// Set the compute mode of a GPU within `limit`.
-    pub(super) async fn set_compute_mode(&self, gpu: &str, mode: ComputeMode, limit: Duration) -> Result<(), ToolError> {
+    pub(super) async fn set_compute_mode(&self, gpu: &str, mode: MpsComputeMode, limit: Duration) -> Result<(), ToolError> {
         let set = async {
             let mut command = self.command(SMI)?;
             command.args(["-i", gpu, "-c", mode.name()]);
@@ -196,7 +196,7 @@ impl Tools {
         Ok(command)
     }
 
-    async fn run(&self, mut command: Command, input: Option<&str>, deadline: Duration) -> Result<Output, ProgramError> {
+    async fn run(&self, mut command: Command, input: Option<&str>, deadline: Duration) -> Result<ToolOutput, ProgramError> {
         let name = command.as_std().get_program().to_string_lossy().into_owned();
         let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
         command
@@ -214,7 +214,7 @@ impl Tools {
         };
         let finished = async {
             let ((), stdout, stderr, status) = tokio::join!(write, text(stdout), text(stderr), child.wait());
-            status.map(|status| Output { status, stdout, stderr })
+            status.map(|status| ToolOutput { status, stdout, stderr })
         };
         let finished = timeout(deadline, finished).await;
         match finished {

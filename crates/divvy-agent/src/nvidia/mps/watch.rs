@@ -10,9 +10,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::warn;
 
-use super::Host;
+use super::MpsHost;
 use super::tools::{CONTROL, ToolError};
-use crate::nvidia::Mps;
+use crate::nvidia::MpsSurroundings;
 
 /// The time between two checks while a container waits.
 const RECHECK: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ impl Drop for Daemons {
 
 impl Daemons {
     /// Start to follow the daemons. The caller must be within a tokio runtime.
-    pub(crate) fn follow(mps: Mps) -> Daemons {
+    pub(crate) fn follow(mps: MpsSurroundings) -> Daemons {
         let (wanted, asked) = watch::channel(BTreeSet::new());
         let (answers, found) = watch::channel(BTreeMap::new());
         let task = tokio::spawn(run(mps, asked, answers));
@@ -84,7 +84,11 @@ impl Daemons {
     }
 }
 
-async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: watch::Sender<BTreeMap<String, Service>>) {
+async fn run(
+    mps: MpsSurroundings,
+    mut wanted: watch::Receiver<BTreeSet<String>>,
+    answers: watch::Sender<BTreeMap<String, Service>>,
+) {
     let (host, started) = (mps.host(), Instant::now());
     let mut known = BTreeMap::new();
     // When the daemon of each resource has last answered.
@@ -130,8 +134,8 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
 /// Wait until the daemon of a resource serves it. Cancel-safe.
 ///
 /// # Errors
-/// It does not within [`Mps::patience`]. The text says what is missing.
-pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), NotServed> {
+/// It does not within [`MpsSurroundings::patience`]. The text says what is missing.
+pub(crate) async fn served(mps: &MpsSurroundings, resource: &str) -> Result<(), NotServed> {
     let host = mps.host();
     let mut missing = NotServed::Late;
     let serves = async {
@@ -145,7 +149,7 @@ pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), NotServed> {
 }
 
 /// Check whether the daemon of a resource serves it with its limits. `asks`: also whether it answers.
-async fn check(mps: &Mps, host: &Host, resource: &str, asks: bool) -> Result<(), NotServed> {
+async fn check(mps: &MpsSurroundings, host: &MpsHost, resource: &str, asks: bool) -> Result<(), NotServed> {
     let directory = directory(&mps.root, resource)?;
     let daemon: Daemon = left_over(resource, directory, "");
     let marker = daemon.directory.join(STARTED);

@@ -211,8 +211,8 @@ fn samples(gpu: &Value, busy: Option<&(String, u32)>, refused: Option<&String>) 
 
 pub(super) struct Bed {
     pub(super) api: ApiServer,
-    pub(super) node: Node,
-    pub(super) config: Config,
+    pub(super) node: TestbedNode,
+    pub(super) config: AgentConfig,
     pub(super) machine: watch::Sender<Machine>,
     pub(super) agent: Option<(JoinHandle<Result<(), Error>>, CancellationToken)>,
     pub(super) _listening: Listening,
@@ -229,24 +229,24 @@ impl Bed {
         Bed::with(gpus, |_| {}).await
     }
 
-    pub(super) async fn with(gpus: &[u64], change: impl FnOnce(&mut NodeSpec)) -> Bed {
-        let feature = Resource::custom("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures", "NodeFeature", true);
-        let api = ApiServer::new(Options {
+    pub(super) async fn with(gpus: &[u64], change: impl FnOnce(&mut NodeDescription)) -> Bed {
+        let feature = ServedResource::custom("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures", "NodeFeature", true);
+        let api = ApiServer::new(ApiServerOptions {
             resources: vec![feature],
-            ..Options::default()
+            ..ApiServerOptions::default()
         });
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
         let directory = tempfile::tempdir().expect("temp dir");
         let kubeconfig = directory.path().join("kubeconfig");
         std::fs::write(&kubeconfig, api.kubeconfig_for(listening.addr(), "agent")).expect("written");
-        let mut spec = NodeSpec::new("n1", directory.path());
+        let mut spec = NodeDescription::new("n1", directory.path());
         spec.gpu_minors = (0..).take(gpus.len()).collect();
         spec.timings.status_period = Duration::from_millis(10);
         spec.timings.start_retry.first = Duration::from_millis(50);
         spec.timings.restart_backoff.first = Duration::from_millis(50);
         change(&mut spec);
         let paths = spec.paths();
-        let node = Node::start(api.client(), spec).await.expect("a node");
+        let node = TestbedNode::start(api.client(), spec).await.expect("a node");
         let socket: PathBuf = directory.path().join("probe.sock");
         let machine = watch::Sender::new(Machine {
             gpus: gpus.to_vec(),
@@ -257,16 +257,16 @@ impl Bed {
             machine.subscribe(),
             paths.sys_root.clone(),
         ));
-        let config = Config {
+        let config = AgentConfig {
             kubeconfig: Some(kubeconfig),
             kubelet_dir: paths.kubelet_dir,
             cdi_dir: paths.cdi_dir,
             sys_root: paths.sys_root,
-            probe: Some(Probe::Socket(socket)),
+            probe: Some(ProbeChoice::Socket(socket)),
             metrics: Some(free_port()),
             health_recovery: Duration::from_millis(100),
             probe_interval: Duration::from_millis(100),
-            ..Config::new("n1")
+            ..AgentConfig::new("n1")
         };
         let mut bed = Bed {
             api,

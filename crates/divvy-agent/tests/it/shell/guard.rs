@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use divvy_agent::{GuardMode, OnEscape};
-use divvy_share::limits::{Account, Limits, WHOLE};
+use divvy_share::limits::{ComputeAccount, ShareLimits, WHOLE};
 
 use super::*;
 
@@ -30,8 +30,8 @@ async fn bed_with(on_escape: OnEscape) -> Bed {
     bed
 }
 
-fn limits_of(path: &Path) -> Option<Limits> {
-    Limits::from_bytes(&fs::read(path).ok()?).ok().map(|(_, limits)| limits)
+fn limits_of(path: &Path) -> Option<ShareLimits> {
+    ShareLimits::from_bytes(&fs::read(path).ok()?).ok().map(|(_, limits)| limits)
 }
 
 fn limits(path: &Path) -> Option<u64> {
@@ -172,15 +172,15 @@ async fn a_guarded_pods_peak_is_seen_without_metrics_readers() {
 }
 
 /// Change a file of limits in place, as the agent does.
-fn change(path: &Path, change: impl FnOnce(&mut Limits)) {
-    let (generation, mut limits) = Limits::from_bytes(&fs::read(path).expect("read")).expect("readable");
+fn change(path: &Path, change: impl FnOnce(&mut ShareLimits)) {
+    let (generation, mut limits) = ShareLimits::from_bytes(&fs::read(path).expect("read")).expect("readable");
     change(&mut limits);
     let (at, copy) = limits.copy(generation + 1);
     let file = fs::File::options().write(true).open(path).expect("open");
     file.write_all_at(&copy, at).expect("written");
 }
 
-fn account(path: &Path) -> Account {
+fn account(path: &Path) -> ComputeAccount {
     limits_of(path).expect("readable").account
 }
 
@@ -196,7 +196,7 @@ async fn a_pod_with_a_rate_owes_its_busy_time() {
     bed.eventually("samples for the metrics", || (sampled() > 2).then_some(()))
         .await;
     bed.stop_agent().await;
-    assert_eq!(account(&file), Account::default(), "no pod has a rate");
+    assert_eq!(account(&file), ComputeAccount::default(), "no pod has a rate");
     change(&file, |limits| limits.rate = 3 * WHOLE / 10);
     bed.start_agent();
     // It may use 30 % of the time, and uses 80.

@@ -106,7 +106,7 @@ async fn labels_are_written_only_when_they_change_or_disappear() {
     bed.ready_is(200, "ok").await;
     // Before each write of labels the agent reads its node, and at no other time.
     let reads = Match::any().verb("get").resource("nodes").client("agent");
-    let id = bed.api.faults().add(Rule::new(reads, Effect::Latency(Duration::ZERO)));
+    let id = bed.api.faults().add(FaultRule::new(reads, Effect::Latency(Duration::ZERO)));
     bed.set_label("gpu.count", &Value::Null);
     bed.label_is("gpu.count", Some("1")).await;
     let before = bed.api.faults().fired(id);
@@ -141,7 +141,7 @@ async fn a_failed_write_of_labels_is_told_and_tried_again() {
     bed.stop_agent().await;
     let reads = Match::any().verb("get").resource("nodes").client("agent");
     let refuse = Effect::Refuse(500);
-    let id = bed.api.faults().add(Rule::new(reads, refuse));
+    let id = bed.api.faults().add(FaultRule::new(reads, refuse));
     bed.config.labels = LabelsMode::Node;
     bed.start_agent();
     bed.ready_is(503, "labels").await;

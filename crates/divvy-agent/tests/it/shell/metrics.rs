@@ -154,7 +154,7 @@ async fn a_mig_device_has_its_own_series() {
     let mut bed = Bed::new(&[16384, 40960]).await;
     bed.stop_agent().await;
     mig::make_capabilities(&bed);
-    bed.config.mig_strategy = divvy_agent::MigStrategy::Mixed;
+    bed.config.mig_strategy = divvy_agent::MigStrategyArg::Mixed;
     bed.config.dcgm_metrics = true;
     bed.start_agent();
     mig::divide(&bed, &[mig::device(0, 7), mig::device(1, 8)]);

@@ -4,7 +4,7 @@ use divvy_model::{Gpu, Health, MemoryUnit, MigParts};
 
 use std::collections::BTreeSet;
 
-use divvy_agent::MigStrategy;
+use divvy_agent::MigStrategyArg;
 
 use super::*;
 
@@ -30,14 +30,14 @@ async fn bed() -> Bed {
     let mut bed = Bed::new(&[16384, 40960]).await;
     bed.stop_agent().await;
     make_capabilities(&bed);
-    bed.config.mig_strategy = MigStrategy::Mixed;
+    bed.config.mig_strategy = MigStrategyArg::Mixed;
     bed.start_agent();
     bed.memory_is(56, 56).await;
     bed
 }
 
 /// Start the agent again, so that it offers GPUs and MIG devices as a whole as well.
-async fn restart_with(bed: &mut Bed, strategy: MigStrategy) {
+async fn restart_with(bed: &mut Bed, strategy: MigStrategyArg) {
     bed.stop_agent().await;
     make_capabilities(bed);
     (bed.config.mig_strategy, bed.config.whole_gpus) = (strategy, true);
@@ -269,7 +269,7 @@ const SMALL: &str = "nvidia.com/mig-1g.5gb";
 #[tokio::test]
 async fn new_mig_devices_are_offered_whole_without_new_registrations() {
     let mut bed = Bed::new(&[16384, 40960]).await;
-    restart_with(&mut bed, MigStrategy::Mixed).await;
+    restart_with(&mut bed, MigStrategyArg::Mixed).await;
     offers(&bed, "nvidia.com/gpu", 2).await;
     let sockets = |bed: &Bed| -> BTreeSet<String> {
         let all = bed.sockets().into_iter();
@@ -324,7 +324,7 @@ async fn mig_profiles_without_a_resource_are_shared_and_reported() {
         ..parts
     });
     divide(&bed, &[device(0, 7), odd]);
-    restart_with(&mut bed, MigStrategy::Mixed).await;
+    restart_with(&mut bed, MigStrategyArg::Mixed).await;
     offers(&bed, SMALL, 1).await;
     bed.memory_is(8, 8).await;
     let is_posted = |api: &ApiServer| {
@@ -345,7 +345,7 @@ async fn mig_profiles_without_a_resource_are_shared_and_reported() {
 async fn strategy_single_offers_mig_devices_as_gpus() {
     let mut bed = Bed::new(&[40960]).await;
     divide(&bed, &[device(0, 7), device(1, 8)]);
-    restart_with(&mut bed, MigStrategy::Single).await;
+    restart_with(&mut bed, MigStrategyArg::Single).await;
     offers(&bed, "nvidia.com/gpu", 2).await;
     create_whole(&bed, "whole", "nvidia.com/gpu");
     bed.running("whole").await;

@@ -71,7 +71,7 @@ async fn bed(case: &Case) -> Bed {
     bed.stop_agent().await;
     let root = bed.config.sys_root.clone();
     (case.install)(&root);
-    bed.config.probe = Some(Probe::Start(built("divvy-hardware", "divvy-probe")));
+    bed.config.probe = Some(ProbeChoice::Start(built("divvy-hardware", "divvy-probe")));
     bed.config.driver_root = root.display().to_string();
     bed.config.nvml_library = Some(root.join("absent.so"));
     bed.config.also_shared = [case.vendor].into();

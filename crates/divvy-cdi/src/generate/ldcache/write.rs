@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 
-use super::{Error, Library, NEW_HEADER, NEW_MAGIC, Part, number, part, text};
+use super::{CachePart, CachedLibrary, LdCacheError, NEW_HEADER, NEW_MAGIC, number, part, text};
 
 /// The offset of the field in the new header that points to the extensions.
 const EXTENSIONS: usize = 32;
@@ -20,11 +20,11 @@ const ORDER: u8 = 2;
 ///
 /// # Errors
 /// Fails if `before` is not a valid cache.
-pub fn with(before: Option<&[u8]>, added: &[Library<'_>]) -> Result<Vec<u8>, Error> {
-    let mut libraries: Vec<Library<'_>> = added.to_vec();
+pub fn with(before: Option<&[u8]>, added: &[CachedLibrary<'_>]) -> Result<Vec<u8>, LdCacheError> {
+    let mut libraries: Vec<CachedLibrary<'_>> = added.to_vec();
     let mut hwcaps = Vec::new();
     if let Some(bytes) = before {
-        let is_new = |old: &Library<'_>| !added.iter().any(|new| (new.name, new.path) == (old.name, old.path));
+        let is_new = |old: &CachedLibrary<'_>| !added.iter().any(|new| (new.name, new.path) == (old.name, old.path));
         libraries.extend(super::parse(bytes)?.into_iter().filter(is_new));
         hwcaps = self::hwcaps(bytes)?;
     }
@@ -43,8 +43,8 @@ pub fn flags_of(header: &[u8]) -> Option<i32> {
 }
 
 /// Return the subdirectories of `glibc-hwcaps` that a cache lists.
-fn hwcaps(bytes: &[u8]) -> Result<Vec<&str>, Error> {
-    let Part::New(bytes, _) = part(bytes)? else {
+fn hwcaps(bytes: &[u8]) -> Result<Vec<&str>, LdCacheError> {
+    let CachePart::New(bytes, _) = part(bytes)? else {
         return Ok(Vec::new());
     };
     // Old versions of glibc write no extensions and leave the offset 0.
@@ -67,7 +67,7 @@ fn hwcaps(bytes: &[u8]) -> Result<Vec<&str>, Error> {
         }
         Some(names)
     };
-    found().ok_or(Error::Extension)
+    found().ok_or(LdCacheError::Extension)
 }
 
 /// Compare names for the order of the cache. The loader does a binary search in a list that descends by `_dl_cache_libcmp`, which compares runs of
@@ -94,12 +94,12 @@ fn parts(name: &str) -> Vec<(bool, u64)> {
 
 /// The string table: each string once, with its offset.
 #[derive(Default)]
-struct Texts<'a> {
+struct StringTable<'a> {
     bytes: Vec<u8>,
     at: BTreeMap<&'a str, usize>,
 }
 
-impl<'a> Texts<'a> {
+impl<'a> StringTable<'a> {
     fn put(&mut self, text: &'a str) -> usize {
         *self.at.entry(text).or_insert_with(|| {
             let at = self.bytes.len();
@@ -110,8 +110,8 @@ impl<'a> Texts<'a> {
     }
 }
 
-fn written(libraries: &[Library<'_>], hwcaps: &[&str]) -> Vec<u8> {
-    let mut texts = Texts::default();
+fn written(libraries: &[CachedLibrary<'_>], hwcaps: &[&str]) -> Vec<u8> {
+    let mut texts = StringTable::default();
     let texts_from = NEW_HEADER + libraries.len() * super::NEW_ENTRY;
     let mut entries = Vec::new();
     for library in libraries {

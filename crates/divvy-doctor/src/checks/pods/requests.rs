@@ -9,21 +9,21 @@ use super::super::cluster::offers;
 use super::super::objects::{full_name, lives};
 use super::super::objects::{listed, some, some_lines};
 use super::{LeftOut, asks_for};
-use crate::check::{Verdict, count, problem};
+use crate::check::{CheckVerdict, count, problem};
 use crate::facts::Facts;
-use crate::facts::cluster::{Cluster, Pod};
+use crate::facts::cluster::{CheckedPod, ClusterFacts};
 use crate::gpu_resource::is_gpu;
 
 /// The unit sizes of `aliyun.com/gpu-mem`, in MiB, that the agents publish. A consistent cluster has only one.
-struct Unit(BTreeSet<u64>);
+struct UnitSizes(BTreeSet<u64>);
 
-impl Unit {
-    fn of(cluster: &Cluster) -> Unit {
+impl UnitSizes {
+    fn of(cluster: &ClusterFacts) -> UnitSizes {
         let inventories = cluster
             .nodes
             .iter()
             .filter_map(|node| node.metadata.annotations.get(INVENTORY));
-        Unit(
+        UnitSizes(
             inventories
                 .filter_map(|text| Inventory::parse(text).ok())
                 .map(|inventory| inventory.unit.mib())
@@ -58,7 +58,7 @@ impl Unit {
 
 /// A mistake in a pod's GPU request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Wrong {
+enum WrongRequest {
     /// An amount in bytes where a number of units is expected, with the number to write instead.
     Bytes { resource: String, amount: String, units: u64 },
     /// A resource that no node offers.
@@ -77,18 +77,18 @@ fn is_of_bytes(amount: &str) -> bool {
     amount.ends_with(['i', 'M', 'G', 'T', 'P', 'E'])
 }
 
-fn wrongs(pod: &Pod, offered: &BTreeSet<&str>, unit: &Unit) -> BTreeSet<Wrong> {
+fn wrongs(pod: &CheckedPod, offered: &BTreeSet<&str>, unit: &UnitSizes) -> BTreeSet<WrongRequest> {
     let mut wrong = BTreeSet::new();
     let has = |resource: &str| pod.spec.all_containers().any(|container| asks_for(container, resource));
     if has(GPU_COUNT) && !has(GPU_MEM) {
-        wrong.insert(Wrong::CountAlone);
+        wrong.insert(WrongRequest::CountAlone);
     }
     let waits = pod.spec.node_name.is_none();
     for container in pod.spec.all_containers() {
         let resources = &container.resources;
         for (name, request) in resources.requests.iter().filter(|(name, _)| is_gpu(name)) {
             if resources.limits.get(name) != Some(request) {
-                wrong.insert(Wrong::OtherRequest {
+                wrong.insert(WrongRequest::OtherRequest {
                     resource: name.to_owned(),
                     request: request.to_owned(),
                 });
@@ -103,24 +103,24 @@ fn wrongs(pod: &Pod, offered: &BTreeSet<&str>, unit: &Unit) -> BTreeSet<Wrong> {
             };
             if name == GPU_MEM && is_of_bytes(limit) && whole {
                 let units = unit.units(parse_quantity(limit).unwrap_or(u64::MAX));
-                wrong.insert(Wrong::Bytes { resource, amount, units });
+                wrong.insert(WrongRequest::Bytes { resource, amount, units });
             } else if !whole {
-                wrong.insert(Wrong::Fraction { resource, amount });
+                wrong.insert(WrongRequest::Fraction { resource, amount });
             } else if waits && ![GPU_MEM, GPU_COUNT].contains(&name) && !offered.contains(name) {
-                wrong.insert(Wrong::NotOffered { resource });
+                wrong.insert(WrongRequest::NotOffered { resource });
             }
         }
     }
     wrong
 }
 
-impl Wrong {
+impl WrongRequest {
     /// Return the three parts of the finding: what was found, why it matters, and what to write instead.
-    fn text(&self, pods: &[String], unit: &Unit) -> [String; 3] {
+    fn text(&self, pods: &[String], unit: &UnitSizes) -> [String; 3] {
         let (names, verb) = (some(pods), if pods.len() == 1 { "requests" } else { "request" });
         let unit = unit.text();
         match self {
-            Wrong::Bytes { resource, amount, units } => [
+            WrongRequest::Bytes { resource, amount, units } => [
                 format!("{names} {verb} {resource}: {amount}; write {units} ({unit})"),
                 format!(
                     "{resource} is a number of units, without a suffix: {amount} means {} units, more than any GPU has, so the pod stays Pending",
@@ -128,21 +128,21 @@ impl Wrong {
                 ),
                 format!("in the pod's manifest write limits: {{{resource}: {units}}} instead of {amount}"),
             ],
-            Wrong::NotOffered { resource } => [
+            WrongRequest::NotOffered { resource } => [
                 format!("{names} {verb} {resource}, which no node offers"),
                 format!("no node has {resource}, so the pod stays Pending; Divvy offers shares of GPUs as {GPU_MEM}"),
                 format!(
                     "instead of {resource} write limits: {{{GPU_MEM}: N}}, with N units of GPU memory ({unit}); or run the device plugin of {resource} on nodes that Divvy does not serve"
                 ),
             ],
-            Wrong::CountAlone => [
+            WrongRequest::CountAlone => [
                 format!("{names} {verb} only {GPU_COUNT}"),
                 format!("{GPU_COUNT} has no effect: a pod does not get a GPU for it"),
                 format!(
                     "in the pod's manifest write limits: {{{GPU_MEM}: N}}, with N units of GPU memory ({unit}); the annotation divvy.dev/gpus: \"K\" spreads the units over K GPUs"
                 ),
             ],
-            Wrong::OtherRequest { resource, request } => [
+            WrongRequest::OtherRequest { resource, request } => [
                 format!(
                     "{names} {} the request {resource}: {request}, which differs from the limit",
                     if pods.len() == 1 { "has" } else { "have" }
@@ -150,7 +150,7 @@ impl Wrong {
                 "GPUs are requested in limits; requests must be equal to limits or absent".to_owned(),
                 format!("write {resource} only in limits"),
             ],
-            Wrong::Fraction { resource, amount } => [
+            WrongRequest::Fraction { resource, amount } => [
                 format!("{names} {verb} {resource}: {amount}, which is not a whole number"),
                 format!("{resource} must be a whole number"),
                 format!("write a whole number for {resource}"),
@@ -160,9 +160,9 @@ impl Wrong {
 }
 
 /// Judge check K13.
-pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
+pub(in super::super) fn requests(facts: &Facts<'_>) -> CheckVerdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
-    let unit = Unit::of(cluster);
+    let unit = UnitSizes::of(cluster);
     let offered: BTreeSet<&str> = cluster
         .nodes
         .iter()
@@ -174,7 +174,7 @@ pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
                 .filter(|name| offers(node, name))
         })
         .collect();
-    let mut wrong: BTreeMap<Wrong, Vec<String>> = BTreeMap::new();
+    let mut wrong: BTreeMap<WrongRequest, Vec<String>> = BTreeMap::new();
     let mut looked = 0;
     let mut ended = BTreeSet::new();
     for pod in cluster.pods.iter().filter(|pod| pod.spec.wants_gpu()) {

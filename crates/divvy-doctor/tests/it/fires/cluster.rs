@@ -1,20 +1,20 @@
 //! Cases for the checks of the kubelet, the cluster, the scheduler, and pods.
 
-use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
-use divvy_doctor::facts::programs::{Extender, Outcome, RuntimeTest, Version};
+use divvy_doctor::facts::cluster::{CheckedNode, CheckedPod, CheckedVariable, ClusterFacts, Taint, Toleration};
+use divvy_doctor::facts::programs::{ExtenderFacts, ExtenderVersion, RuntimeOutcome, RuntimeTest};
 use divvy_doctor::{Asked, Facts};
 
 use super::Change::{By, File, Manifest, Remove, Scheduler};
 use super::{Case, answers, files, in_cluster, notes, warns};
 use crate::host::{cluster, debian, map, plugin, pod};
 
-/// Return the healthy cluster with a change applied. The objects are reduced with [`Pod::slim`] and [`Node::slim`], so the cases also
+/// Return the healthy cluster with a change applied. The objects are reduced with [`CheckedPod::slim`] and [`CheckedNode::slim`], so the cases also
 /// show that no finding needs a dropped field.
-pub(super) fn changed(change: fn(&mut Cluster)) -> Cluster {
+pub(super) fn changed(change: fn(&mut ClusterFacts)) -> ClusterFacts {
     let mut cluster = cluster();
     change(&mut cluster);
-    cluster.pods = cluster.pods.into_iter().map(Pod::slim).collect();
-    cluster.nodes = cluster.nodes.into_iter().map(Node::slim).collect();
+    cluster.pods = cluster.pods.into_iter().map(CheckedPod::slim).collect();
+    cluster.nodes = cluster.nodes.into_iter().map(CheckedNode::slim).collect();
     cluster
 }
 
@@ -32,13 +32,13 @@ fn silent(facts: &mut Facts<'_>, part: &str) {
     }
 }
 
-fn capacity(cluster: &mut Cluster, resource: &str, capacity: &str, allocatable: &str) {
+fn capacity(cluster: &mut ClusterFacts, resource: &str, capacity: &str, allocatable: &str) {
     let status = &mut cluster.nodes[0].status;
     status.capacity.insert(resource.to_owned(), capacity.to_owned());
     status.allocatable.insert(resource.to_owned(), allocatable.to_owned());
 }
 
-fn taint(cluster: &mut Cluster, key: &str) {
+fn taint(cluster: &mut ClusterFacts, key: &str) {
     for node in &mut cluster.nodes {
         node.spec.taints = vec![Taint {
             key: key.to_owned(),
@@ -54,7 +54,7 @@ pub(super) const CASES: &[Case] = &[
         |facts| {
             facts.runtime_test = Asked::Answer(RuntimeTest {
                 program: "/usr/local/bin/divvy-runtime".to_owned(),
-                outcome: Outcome::Failed("unresolvable CDI devices nvidia.com/gpu=all".to_owned()),
+                outcome: RuntimeOutcome::Failed("unresolvable CDI devices nvidia.com/gpu=all".to_owned()),
             })
         },
         "/usr/local/bin/divvy-runtime fails: unresolvable CDI devices",
@@ -64,7 +64,7 @@ pub(super) const CASES: &[Case] = &[
         |facts| {
             facts.runtime_test = Asked::Answer(RuntimeTest {
                 program: "/usr/local/bin/divvy-runtime".to_owned(),
-                outcome: Outcome::Devices(vec!["/dev/null".to_owned()]),
+                outcome: RuntimeOutcome::Devices(vec!["/dev/null".to_owned()]),
             })
         },
         "gives a container that requests all GPUs \"/dev/null\"",
@@ -297,9 +297,9 @@ pub(super) const CASES: &[Case] = &[
     answers(
         "K12",
         |facts| {
-            facts.extender = Asked::Answer(Extender {
+            facts.extender = Asked::Answer(ExtenderFacts {
                 url: "http://127.0.0.1:32766".to_owned(),
-                version: Version::Unknown("Connection refused (os error 111)".to_owned()),
+                version: ExtenderVersion::Unknown("Connection refused (os error 111)".to_owned()),
                 filter_calls: None,
                 left_out: Vec::new(),
             })
@@ -309,9 +309,9 @@ pub(super) const CASES: &[Case] = &[
     warns(answers(
         "K12",
         |facts| {
-            facts.extender = Asked::Answer(Extender {
+            facts.extender = Asked::Answer(ExtenderFacts {
                 url: "http://127.0.0.1:32766".to_owned(),
-                version: Version::Known("0.1.0".to_owned()),
+                version: ExtenderVersion::Known("0.1.0".to_owned()),
                 filter_calls: Some(0),
                 left_out: Vec::new(),
             })
@@ -335,10 +335,10 @@ pub(super) const CASES: &[Case] = &[
     warns(in_cluster(
         "K14",
         |cluster| {
-            cluster.pods[1].spec.containers[0].env = vec![Variable {
+            cluster.pods[1].spec.containers[0].env = vec![CheckedVariable {
                 name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
                 value: Some("all".to_owned()),
-                ..Variable::default()
+                ..CheckedVariable::default()
             }];
         },
         "ml/train (all)",

@@ -1,6 +1,6 @@
 //! Cases for the checks of the operating system, the container engine, and the toolkit.
 
-use divvy_doctor::facts::cluster::{Cluster, RuntimeClass};
+use divvy_doctor::facts::cluster::{ClusterFacts, RuntimeClass};
 use divvy_doctor::facts::programs::Docker;
 use divvy_doctor::{Asked, Facts};
 use divvy_host::Tree as _;
@@ -168,7 +168,7 @@ pub(super) const CASES: &[Case] = &[
         )
     }),
     Case {
-        answers: |facts| facts.cluster = Asked::Answer(Cluster::default()),
+        answers: |facts| facts.cluster = Asked::Answer(ClusterFacts::default()),
         ..files(
             "R10",
             debian,
@@ -209,9 +209,9 @@ pub(super) const CASES: &[Case] = &[
                 metadata: named("nvidia-legacy"),
                 handler: "nvidia-legacy".to_owned(),
             };
-            facts.cluster = Asked::Answer(Cluster {
+            facts.cluster = Asked::Answer(ClusterFacts {
                 runtime_classes: vec![class],
-                ..Cluster::default()
+                ..ClusterFacts::default()
             });
         },
         "RuntimeClass nvidia-legacy has the handler \"nvidia-legacy\", but containerd on this node has nvidia, runc",

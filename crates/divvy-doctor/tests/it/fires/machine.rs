@@ -1,6 +1,6 @@
 //! Cases for the checks of the driver, device nodes, libraries, and CDI specs.
 
-use divvy_doctor::facts::programs::{ProbedGpu, Unreadable};
+use divvy_doctor::facts::programs::{ProbedGpu, UnreadableGpu};
 use divvy_doctor::{Asked, Facts};
 
 use super::Change::{By, File, Remove};
@@ -104,7 +104,7 @@ pub(super) const CASES: &[Case] = &[
         "D11",
         |facts| {
             let mut probed = probed();
-            probed.unreadable.push(Unreadable {
+            probed.unreadable.push(UnreadableGpu {
                 index: 2,
                 error: "unknown error".to_owned(),
             });

@@ -30,23 +30,23 @@ pub(super) const METRICS: [sys::nvmlGpmMetricId_t; 10] = [
 
 /// The latest sample of each GPU and MIG device, by UUID.
 #[derive(Debug)]
-pub(in super::super) struct Samples<S>(BTreeMap<String, Kept<S>>);
+pub(in super::super) struct LatestSamples<S>(BTreeMap<String, KeptSample<S>>);
 
-impl<S> Default for Samples<S> {
-    fn default() -> Samples<S> {
-        Samples(BTreeMap::new())
+impl<S> Default for LatestSamples<S> {
+    fn default() -> LatestSamples<S> {
+        LatestSamples(BTreeMap::new())
     }
 }
 
 #[derive(Debug)]
-struct Kept<S> {
+struct KeptSample<S> {
     sample: S,
     at: Instant,
     /// What the comparison of this sample with the one before gave.
     result: Option<Gpm>,
 }
 
-impl<S> Samples<S> {
+impl<S> LatestSamples<S> {
     /// Forget all GPUs and MIG devices except those for which `is_there` is true.
     pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
         self.0.retain(|uuid, _| is_there(uuid));
@@ -61,7 +61,7 @@ impl<S> Samples<S> {
         take: impl FnOnce() -> Result<Option<S>, NvmlError>,
         compare: impl FnOnce(&S, &S) -> Result<Option<Gpm>, NvmlError>,
     ) -> Result<Option<Gpm>, NvmlError> {
-        let age = |kept: &Kept<S>| now.saturating_duration_since(kept.at);
+        let age = |kept: &KeptSample<S>| now.saturating_duration_since(kept.at);
         if let Some(kept) = self.0.get(uuid).filter(|kept| age(kept) < SHORTEST) {
             return Ok(kept.result);
         }
@@ -71,7 +71,7 @@ impl<S> Samples<S> {
             Some(before) => compare(&before.sample, &sample)?,
             None => None,
         };
-        self.0.insert(uuid.to_owned(), Kept { sample, at: now, result });
+        self.0.insert(uuid.to_owned(), KeptSample { sample, at: now, result });
         Ok(result)
     }
 }
@@ -139,7 +139,7 @@ mod tests {
             ),
             (&[5000, 6000, 5500], &[None, Some((5000, 6000)), Some((5000, 6000))]),
         ] {
-            let mut samples = Samples::default();
+            let mut samples = LatestSamples::default();
             for (at, expected) in questions.iter().zip(expected) {
                 let mut compared = None;
                 let answer = samples.gpm(
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn each_gpu_has_its_own_sample() {
-        let (start, mut samples) = (Instant::now(), Samples::default());
+        let (start, mut samples) = (Instant::now(), LatestSamples::default());
         let mut ask = |uuid: &str, seconds: u64| {
             let now = start + Duration::from_secs(seconds);
             let answer = samples.gpm(uuid, now, || Ok(Some(seconds)), |from, to| Ok(active((to - from) as u32)));
@@ -177,7 +177,7 @@ mod tests {
     /// A lost GPU is an error.
     #[test]
     fn a_gpu_without_samples_has_no_answer() {
-        let (start, mut samples) = (Instant::now(), Samples::<u32>::default());
+        let (start, mut samples) = (Instant::now(), LatestSamples::<u32>::default());
         let mut ask = |seconds: u64, taken: Result<Option<u32>, NvmlError>| {
             let now = start + Duration::from_secs(seconds);
             samples.gpm("GPU-a", now, || taken, |_, _| Ok(active(1)))

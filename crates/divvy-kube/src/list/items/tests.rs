@@ -20,17 +20,17 @@ fn present<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(deserializer: 
     T::deserialize(deserializer).map(Some)
 }
 
-type Outcome<T> = Result<(ListMeta, Vec<Result<T, Unreadable>>), Wrong>;
+type Outcome<T> = Result<(ListMeta, Vec<Result<T, UnreadableItem>>), Wrong>;
 
 /// Parse the list in parts that end at these bytes.
 fn read<T: DeserializeOwned + Send>(text: &[u8], cuts: &[usize]) -> Outcome<T> {
     let mut found = Vec::new();
-    let meta = fed(text, cuts, &mut Read(&mut |item| found.push(item)))?;
+    let meta = fed(text, cuts, &mut ParsingSink(&mut |item| found.push(item)))?;
     Ok((meta, found))
 }
 
 fn fed(text: &[u8], cuts: &[usize], sink: &mut dyn Sink) -> Result<ListMeta, Wrong> {
-    let mut items = Items::new();
+    let mut items = ListParser::new();
     let mut from = 0;
     for cut in cuts {
         let to = (*cut).clamp(from, text.len());
@@ -258,10 +258,10 @@ fn only_items_above_the_size_limit_are_refused() {
         )
     };
     let parts = |text: &str| {
-        let mut items = Items::new();
+        let mut items = ListParser::new();
         let mut found = Vec::new();
-        let mut take = |item: Result<SlimNode, Unreadable>| found.push(item.is_ok());
-        let mut take = Read(&mut take);
+        let mut take = |item: Result<SlimNode, UnreadableItem>| found.push(item.is_ok());
+        let mut take = ParsingSink(&mut take);
         for part in text.as_bytes().chunks(100_000) {
             items.read(part, &mut take)?;
             assert!(
@@ -289,10 +289,10 @@ fn only_items_above_the_size_limit_are_refused() {
 fn of_a_list_in_parts_no_more_is_held_than_an_item_and_a_part() {
     let item = r#"{"metadata":{"name":"a","labels":{"l":"{\"\\"}},"spec":{"containers":[{"name":"c"}]}}"#;
     let text = format!(r#"{{"items":[{}]}}"#, vec![item; 50_000].join(","));
-    let mut items = Items::new();
+    let mut items = ListParser::new();
     let mut count = 0;
-    let mut take = |item: Result<SlimPod, Unreadable>| count += usize::from(item.is_ok());
-    let mut take = Read(&mut take);
+    let mut take = |item: Result<SlimPod, UnreadableItem>| count += usize::from(item.is_ok());
+    let mut take = ParsingSink(&mut take);
     for part in text.as_bytes().chunks(8192) {
         items.read(part, &mut take).expect("a part");
         assert!(items.buffer.len() <= STRIDE + 8192 + item.len(), "{}", items.buffer.len());

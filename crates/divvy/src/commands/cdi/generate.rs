@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use divvy_cdi::generate::parts::{self, Part};
-use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
-use divvy_cdi::{Format, is_spec_file};
+use divvy_cdi::generate::parts::{self, SpecSubject};
+use divvy_cdi::generate::{GenerateError, GenerateOptions, Generated, Naming, amd, intel, nvidia, proc, wsl};
+use divvy_cdi::{SpecFormat, is_spec_file};
 use divvy_hardware::client::{Spawn, snapshot};
-use divvy_hardware::{Code, Failure, GpuFacts, Snapshot};
+use divvy_hardware::{Failure, FailureCode, GpuFacts, Snapshot};
 use divvy_host::Files;
 use divvy_host::Tree;
 use divvy_model::{MigDevice, Vendor};
@@ -57,13 +57,13 @@ pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn format(args: &CdiGenerateArgs) -> anyhow::Result<Format> {
+fn format(args: &CdiGenerateArgs) -> anyhow::Result<SpecFormat> {
     let asked = args.format.map(|format| match format {
-        CdiFormat::Json => Format::Json,
-        CdiFormat::Yaml => Format::Yaml,
+        CdiFormat::Json => SpecFormat::Json,
+        CdiFormat::Yaml => SpecFormat::Yaml,
     });
     if args.output == Path::new("-") {
-        return Ok(asked.unwrap_or(Format::Yaml));
+        return Ok(asked.unwrap_or(SpecFormat::Yaml));
     }
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     anyhow::ensure!(
@@ -71,7 +71,11 @@ fn format(args: &CdiGenerateArgs) -> anyhow::Result<Format> {
         "--output {}: engines read only files whose names end in .yaml or .json; choose such a name",
         args.output.display()
     );
-    let by_name = if name.ends_with(".json") { Format::Json } else { Format::Yaml };
+    let by_name = if name.ends_with(".json") {
+        SpecFormat::Json
+    } else {
+        SpecFormat::Yaml
+    };
     anyhow::ensure!(
         asked.is_none_or(|asked| asked == by_name),
         "--output {} and --format contradict each other; omit --format",
@@ -95,7 +99,7 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
         CdiVendor::Intel => "intel.com",
         CdiVendor::Nvidia | CdiVendor::Auto => "nvidia.com",
     };
-    let options = Options {
+    let options = GenerateOptions {
         class: args.class.clone(),
         naming: naming(&args.device_name_strategy),
         only: args.device.clone(),
@@ -105,7 +109,7 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
         driver_root: args.driver_root.clone(),
         dev_root: args.dev_root.clone(),
         hook: hook(args)?,
-        ..Options::new(args.vendor_name.as_deref().unwrap_or(usual))
+        ..GenerateOptions::new(args.vendor_name.as_deref().unwrap_or(usual))
     };
     if let Some(part) = part {
         return Ok(parts::generate(files, part, &options)?);
@@ -139,15 +143,15 @@ fn naming(strategies: &[CdiNaming]) -> Vec<Naming> {
     naming
 }
 
-fn part(mode: CdiMode) -> Option<Part> {
+fn part(mode: CdiMode) -> Option<SpecSubject> {
     Some(match mode {
         CdiMode::Auto | CdiMode::Nvml | CdiMode::Wsl => return None,
-        CdiMode::Management => Part::Management,
-        CdiMode::Gds => Part::Storage,
-        CdiMode::Mofed => Part::Rdma,
-        CdiMode::Gdrcopy => Part::Gdrcopy,
-        CdiMode::Nvswitch => Part::Nvswitch,
-        CdiMode::Imex => Part::Imex,
+        CdiMode::Management => SpecSubject::Management,
+        CdiMode::Gds => SpecSubject::Storage,
+        CdiMode::Mofed => SpecSubject::Rdma,
+        CdiMode::Gdrcopy => SpecSubject::Gdrcopy,
+        CdiMode::Nvswitch => SpecSubject::Nvswitch,
+        CdiMode::Imex => SpecSubject::Imex,
     })
 }
 
@@ -213,7 +217,7 @@ fn detect(args: &CdiGenerateArgs, tree: &dyn Tree) -> anyhow::Result<CdiVendor> 
     Ok(*vendor)
 }
 
-async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> anyhow::Result<Generated> {
+async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &GenerateOptions) -> anyhow::Result<Generated> {
     let ask = match args.gpus_from {
         CdiSource::Auto => args.sys_root == Path::new("/") || args.nvml_library.is_some(),
         CdiSource::Probe => true,
@@ -236,7 +240,7 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
         // If there is no driver at all, that is the better reason.
         Err(error) => {
             return match nvidia::generate(files, &[], None, options) {
-                Err(without @ (Error::NoDriver(_) | Error::NoRoot { .. })) => Err(without.into()),
+                Err(without @ (GenerateError::NoDriver(_) | GenerateError::NoRoot { .. })) => Err(without.into()),
                 _ => Err(error),
             };
         }
@@ -265,9 +269,9 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
     )?)
 }
 
-fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> Option<nvidia::Gpu> {
+fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> Option<nvidia::NvidiaGpu> {
     let minor = facts.minor?;
-    Some(nvidia::Gpu {
+    Some(nvidia::NvidiaGpu {
         index: facts.index,
         uuid: Some(facts.uuid.clone()),
         minor,
@@ -281,7 +285,7 @@ async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
     let asked = snapshot(&probe, PATIENCE).await.map(|all| all.only(Vendor::Nvidia));
     asked.map_err(|Failure { code, text }| {
         let hint = match code {
-            Code::ProbeUnreachable => {
+            FailureCode::ProbeUnreachable => {
                 "; give the path of divvy-probe with --probe, or use --gpus-from proc, which does not need it"
             }
             _ => "; --gpus-from proc does not need the driver's library",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use divvy_cdi::stale::Stale;
-use divvy_cdi::{FoundDevice, Registry, Severity};
+use divvy_cdi::{FoundDevice, ProblemSeverity, Registry};
 use divvy_host::Files;
 use serde::Serialize;
 
@@ -14,13 +14,13 @@ use crate::printer;
 
 /// The output of `divvy cdi list -o json`.
 #[derive(Debug, Serialize)]
-struct List {
-    devices: Vec<Row>,
-    files: Vec<File>,
+struct CdiListing {
+    devices: Vec<CdiDeviceRow>,
+    files: Vec<ListedFile>,
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct CdiDeviceRow {
     name: String,
     file: String,
     /// `ok`, `conflict`, `hidden` or `stale`.
@@ -37,7 +37,7 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct File {
+struct ListedFile {
     path: String,
     /// Whether engines accept the file.
     usable: bool,
@@ -67,16 +67,16 @@ pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
         .filter_map(|file| Some((file.path.as_str(), Stale::check(file.usable()?, &machine).sentences())))
         .collect();
     warn_about_files(&machine)?;
-    let devices: Vec<Row> = registry.devices().iter().map(|device| row(device, &stale)).collect();
+    let devices: Vec<CdiDeviceRow> = registry.devices().iter().map(|device| row(device, &stale)).collect();
     let mut sound = devices.iter().all(|row| matches!(row.state, "ok" | "hidden"));
     let mut files = Vec::new();
     for file in registry.files() {
         let problems = file.problems();
-        for problem in problems.iter().filter(|problem| problem.severity == Severity::Error) {
+        for problem in problems.iter().filter(|problem| problem.severity == ProblemSeverity::Error) {
             sound = false;
             say(&format!("warning: engines refuse {}: {problem}", file.path))?;
         }
-        files.push(File {
+        files.push(ListedFile {
             path: file.path.clone(),
             usable: file.usable().is_some(),
             problems: problems.iter().map(ToString::to_string).collect(),
@@ -89,7 +89,7 @@ pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
         say(&format!("warning: {}", problem.text))?;
     }
     match args.output {
-        CdiListOutput::Json => printer::json(&List { devices, files })?,
+        CdiListOutput::Json => printer::json(&CdiListing { devices, files })?,
         CdiListOutput::Name => {
             for row in devices.iter().filter(|row| matches!(row.state, "ok" | "stale")) {
                 printer::line(&row.name)?;
@@ -106,7 +106,7 @@ pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
     Ok(sound || !args.strict)
 }
 
-fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> Row {
+fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> CdiDeviceRow {
     let file = device.file.path.as_str();
     let stale = stale.get(file).map_or(&[][..], Vec::as_slice);
     let (state, why) = match device {
@@ -123,7 +123,7 @@ fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> Row {
         _ if !stale.is_empty() => ("stale", stale.to_vec()),
         _ => ("ok", Vec::new()),
     };
-    Row {
+    CdiDeviceRow {
         name: device.name.clone(),
         file: file.to_owned(),
         state,
@@ -133,7 +133,7 @@ fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> Row {
     }
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[CdiDeviceRow]) -> String {
     let mut cells = "DEVICE\tSTATE\tFILE\tWHY\n".to_owned();
     for row in rows {
         cells.push_str(&format!(

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_cdi::moved::{Side, move_root};
-use divvy_cdi::{Format, Problem, Severity, Spec};
+use divvy_cdi::moved::{MovedSide, move_root};
+use divvy_cdi::{ProblemSeverity, Spec, SpecFormat, SpecProblem};
 
 use super::{LARGEST_SPEC, read_bounded, say, standard_input, write_whole};
 use crate::cli::cdi::{CdiSide, CdiTransformArgs};
@@ -26,16 +26,16 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     };
     let mut spec = Spec::parse(&text).with_context(|| format!("{shown}"))?;
     let side = match args.relative_to {
-        CdiSide::Host => Side::Host,
-        CdiSide::Container => Side::Container,
+        CdiSide::Host => MovedSide::Host,
+        CdiSide::Container => MovedSide::Container,
     };
     let changed = move_root(&mut spec, &args.from, &args.to, side);
     let problems = spec.problems();
-    let refused = problems.iter().find(|problem| problem.severity == Severity::Error);
+    let refused = problems.iter().find(|problem| problem.severity == ProblemSeverity::Error);
     anyhow::ensure!(
         refused.is_none(),
         "{shown}: engines would refuse the spec: {}",
-        refused.map_or_else(String::new, Problem::to_string)
+        refused.map_or_else(String::new, SpecProblem::to_string)
     );
     if changed == 0 {
         say(&format!(
@@ -50,7 +50,7 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     } else {
         named(&args.output)
     };
-    let text = spec.print(if is_json { Format::Json } else { Format::Yaml });
+    let text = spec.print(if is_json { SpecFormat::Json } else { SpecFormat::Yaml });
     if args.output == Path::new("-") {
         return Ok(printer::print(&text)?);
     }

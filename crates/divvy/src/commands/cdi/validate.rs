@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use divvy_cdi::stale::Stale;
-use divvy_cdi::{Found, Problem, Registry, Severity, Version};
+use divvy_cdi::{CdiVersion, FoundSpec, ProblemSeverity, Registry, SpecProblem};
 use divvy_host::Files;
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::printer;
 /// The result for one file.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Verdict {
+struct FileVerdict {
     file: String,
     valid: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -25,12 +25,12 @@ struct Verdict {
     #[serde(skip_serializing_if = "Option::is_none")]
     least_version: Option<String>,
     devices: usize,
-    errors: Vec<Finding>,
-    warnings: Vec<Finding>,
+    errors: Vec<SpecFinding>,
+    warnings: Vec<SpecFinding>,
 }
 
 #[derive(Debug, Serialize)]
-struct Finding {
+struct SpecFinding {
     field: String,
     text: String,
 }
@@ -40,12 +40,12 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
     let machine = Files::below(&args.sys_root);
     let mut verdicts = Vec::new();
     // Engines look for conflicts within one directory, so group the files by directory.
-    let mut directories: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+    let mut directories: BTreeMap<String, Vec<FoundSpec>> = BTreeMap::new();
     for path in &args.files {
         let shown = path.display().to_string();
         if path == Path::new("-") {
             let text = Ok::<_, std::convert::Infallible>(standard_input()?);
-            directories.entry(shown).or_default().push(Found::of("-", 0, text));
+            directories.entry(shown).or_default().push(FoundSpec::of("-", 0, text));
         } else if std::fs::metadata(path)
             .with_context(|| format!("{shown} cannot be read"))?
             .is_dir()
@@ -64,7 +64,7 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
             directories
                 .entry(directory)
                 .or_default()
-                .push(Found::of(shown, 0, read_bounded(path, LARGEST_SPEC)));
+                .push(FoundSpec::of(shown, 0, read_bounded(path, LARGEST_SPEC)));
         }
     }
     for found in directories.into_values() {
@@ -83,7 +83,7 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
         .all(|verdict| verdict.valid && (verdict.warnings.is_empty() || !args.strict)))
 }
 
-fn verdict(file: &Found, conflicts: &[(String, Problem)], machine: &Files) -> Verdict {
+fn verdict(file: &FoundSpec, conflicts: &[(String, SpecProblem)], machine: &Files) -> FileVerdict {
     let mut problems = file.problems();
     problems.extend(
         conflicts
@@ -92,49 +92,49 @@ fn verdict(file: &Found, conflicts: &[(String, Problem)], machine: &Files) -> Ve
             .map(|(_, problem)| problem.clone()),
     );
     if let Some(spec) = file.usable() {
-        problems.extend(Stale::check(spec, machine).sentences().into_iter().map(|text| Problem {
-            severity: Severity::Warning,
+        problems.extend(Stale::check(spec, machine).sentences().into_iter().map(|text| SpecProblem {
+            severity: ProblemSeverity::Warning,
             field: "file".to_owned(),
             text: format!("it is stale: {text}; generate it again"),
         }));
     }
     let spec = file.spec.as_ref().ok();
-    Verdict {
+    FileVerdict {
         file: file.path.clone(),
-        valid: problems.iter().all(|problem| problem.severity != Severity::Error),
+        valid: problems.iter().all(|problem| problem.severity != ProblemSeverity::Error),
         cdi_version: spec.map(|spec| spec.cdi_version.clone()),
-        least_version: spec.map(|spec| Version::least_for(spec).to_string()),
+        least_version: spec.map(|spec| CdiVersion::least_for(spec).to_string()),
         devices: spec.map_or(0, |spec| spec.devices.len()),
-        errors: of(&problems, Severity::Error),
-        warnings: of(&problems, Severity::Warning),
+        errors: of(&problems, ProblemSeverity::Error),
+        warnings: of(&problems, ProblemSeverity::Warning),
     }
 }
 
-fn verdict_of_ignored(path: &str) -> Verdict {
-    Verdict {
+fn verdict_of_ignored(path: &str) -> FileVerdict {
+    FileVerdict {
         file: path.to_owned(),
         valid: true,
         cdi_version: None,
         least_version: None,
         devices: 0,
         errors: Vec::new(),
-        warnings: of(&[ignored(path)], Severity::Warning),
+        warnings: of(&[ignored(path)], ProblemSeverity::Warning),
     }
 }
 
-fn of(problems: &[Problem], severity: Severity) -> Vec<Finding> {
+fn of(problems: &[SpecProblem], severity: ProblemSeverity) -> Vec<SpecFinding> {
     let problems = problems.iter().filter(|problem| problem.severity == severity);
     problems
-        .map(|problem| Finding {
+        .map(|problem| SpecFinding {
             field: problem.field.clone(),
             text: problem.text.clone(),
         })
         .collect()
 }
 
-fn text(verdict: &Verdict) -> String {
+fn text(verdict: &FileVerdict) -> String {
     let file = &verdict.file;
-    let line = |kind: &str, finding: &Finding| format!("{file}: {kind}: {}: {}\n", finding.field, finding.text);
+    let line = |kind: &str, finding: &SpecFinding| format!("{file}: {kind}: {}: {}\n", finding.field, finding.text);
     let mut text: String = verdict.errors.iter().map(|finding| line("error", finding)).collect();
     text.extend(verdict.warnings.iter().map(|finding| line("warning", finding)));
     if let (true, Some(version), Some(least)) = (verdict.valid, &verdict.cdi_version, &verdict.least_version) {

@@ -6,7 +6,7 @@ use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
 use clap_complete::CompletionCandidate;
-use divvy_kube::client::{self, Choice, Connection};
+use divvy_kube::client::{self, ClusterChoice, Connection};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
@@ -21,7 +21,7 @@ const PAGE: u32 = 500;
 /// What the flags before the word select.
 #[derive(Default)]
 pub(super) struct Selected {
-    pub(super) choice: Choice,
+    pub(super) choice: ClusterChoice,
     pub(super) namespace: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn select_with(selected: impl Fn() -> Selected + Send + Sync + 'stati
 
 /// The kind of the objects whose names are offered.
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum CompletedKind {
     Pod,
     Namespace,
     Node,
@@ -45,20 +45,20 @@ enum Kind {
 
 /// Return the pods that match a word for `divvy why`: `NAME`, `pod/NAME`, or `NAMESPACE/NAME`.
 pub fn pods(current: &OsStr) -> Vec<CompletionCandidate> {
-    candidates(Kind::Pod, current)
+    candidates(CompletedKind::Pod, current)
 }
 
 /// Return the namespaces whose names start with the word.
 pub fn namespaces(current: &OsStr) -> Vec<CompletionCandidate> {
-    candidates(Kind::Namespace, current)
+    candidates(CompletedKind::Namespace, current)
 }
 
 /// Return the nodes whose names start with the word.
 pub fn nodes(current: &OsStr) -> Vec<CompletionCandidate> {
-    candidates(Kind::Node, current)
+    candidates(CompletedKind::Node, current)
 }
 
-fn candidates(kind: Kind, current: &OsStr) -> Vec<CompletionCandidate> {
+fn candidates(kind: CompletedKind, current: &OsStr) -> Vec<CompletionCandidate> {
     let Some(current) = current.to_str() else {
         return Vec::new();
     };
@@ -89,16 +89,16 @@ fn candidates(kind: Kind, current: &OsStr) -> Vec<CompletionCandidate> {
         .collect()
 }
 
-async fn names(kind: Kind, choice: Choice, namespace: Option<String>, typed: &str) -> Option<Vec<String>> {
+async fn names(kind: CompletedKind, choice: ClusterChoice, namespace: Option<String>, typed: &str) -> Option<Vec<String>> {
     let Connection {
         client,
         namespace: of_context,
         ..
     } = client::connect(&choice).await.ok()?;
     Some(match kind {
-        Kind::Pod => begin_with(Api::<Pod>::namespaced(client, &namespace.unwrap_or(of_context)), typed).await,
-        Kind::Namespace => begin_with(Api::<Namespace>::all(client), typed).await,
-        Kind::Node => begin_with(Api::<Node>::all(client), typed).await,
+        CompletedKind::Pod => begin_with(Api::<Pod>::namespaced(client, &namespace.unwrap_or(of_context)), typed).await,
+        CompletedKind::Namespace => begin_with(Api::<Namespace>::all(client), typed).await,
+        CompletedKind::Node => begin_with(Api::<Node>::all(client), typed).await,
     })
 }
 

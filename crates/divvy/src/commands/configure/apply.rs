@@ -6,18 +6,18 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use divvy_engines::{Edit, Plan};
+use divvy_engines::{Edit, EditPlan};
 use divvy_host::Root;
 
 use crate::commands::write_whole;
 
 /// The directory tree of the machine to configure.
-pub(super) struct Place<'p> {
+pub(super) struct ConfiguredTree<'p> {
     pub(super) root: &'p Root<'p>,
     pub(super) directory: &'p Path,
 }
 
-impl Place<'_> {
+impl ConfiguredTree<'_> {
     /// Return the local path for a path on the machine. Symbolic links are resolved, so that a write replaces the target of a
     /// link and not the link.
     fn real(&self, path: &str) -> PathBuf {
@@ -62,7 +62,7 @@ impl Place<'_> {
 
 /// Apply a plan. The record of the previous content is written before any other file, and removed after all others. If a write fails, the files
 /// that were already written are restored.
-pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow::Result<()> {
+pub(super) fn apply(place: &ConfiguredTree<'_>, plan: &EditPlan, record_path: &str) -> anyhow::Result<()> {
     let record = place.real(record_path);
     let record_before = fs::read_to_string(&record).ok();
     if let Some(kept) = plan.record.as_ref().filter(|_| !plan.edits.is_empty()) {

@@ -20,7 +20,7 @@ pub(super) async fn containerd_version(program: &str) -> Option<String> {
 }
 
 /// What containerd answers when it is asked for its configuration.
-pub(super) enum Dump {
+pub(super) enum ContainerdDump {
     /// What it would use: all its files together.
     Reads(Box<Configuration>),
     /// It would not start with its files.
@@ -30,7 +30,7 @@ pub(super) enum Dump {
 }
 
 /// Ask containerd for the configuration that it uses with this file.
-pub(super) async fn dump(program: &str, config: &str) -> Dump {
+pub(super) async fn dump(program: &str, config: &str) -> ContainerdDump {
     let mut command = Command::new(program);
     command
         .args(["--config", config, "config", "dump"])
@@ -38,9 +38,11 @@ pub(super) async fn dump(program: &str, config: &str) -> Dump {
         .stdin(Stdio::null());
     let output = match tokio::time::timeout(CONFIGURATION, command.output()).await {
         Ok(Ok(output)) => output,
-        Ok(Err(error)) => return Dump::Silent(anyhow::Error::new(error).context(format!("{program} could not be started"))),
+        Ok(Err(error)) => {
+            return ContainerdDump::Silent(anyhow::Error::new(error).context(format!("{program} could not be started")));
+        }
         Err(_) => {
-            return Dump::Silent(anyhow::anyhow!(
+            return ContainerdDump::Silent(anyhow::anyhow!(
                 "{program} did not answer within {} s",
                 CONFIGURATION.as_secs()
             ));
@@ -48,14 +50,14 @@ pub(super) async fn dump(program: &str, config: &str) -> Dump {
     };
     if !output.status.success() {
         let said = last_line(&output.stderr);
-        return Dump::Refuses(anyhow::anyhow!(
+        return ContainerdDump::Refuses(anyhow::anyhow!(
             "containerd would not start with the runtime in {config}: {said}; nothing was changed"
         ));
     }
     let said = BTreeMap::from([(config.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned())]);
     match containerd::read(&said, config, containerd::Merge::Keys) {
-        Ok(read) => Dump::Reads(Box::new(read)),
-        Err(error) => Dump::Refuses(error.into()),
+        Ok(read) => ContainerdDump::Reads(Box::new(read)),
+        Err(error) => ContainerdDump::Refuses(error.into()),
     }
 }
 

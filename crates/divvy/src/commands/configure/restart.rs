@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_engines::{Engine, Plan, Target};
+use divvy_engines::{EditPlan, Engine, EngineTarget};
 use tokio::process::Command;
 
 /// The time limit for a reload or restart. An engine that takes longer has a fault, which its log shows.
@@ -13,15 +13,15 @@ const LONGEST: Duration = Duration::from_secs(90);
 const ASKED: Duration = Duration::from_secs(5);
 
 /// The systemctl command that makes an engine reload its files.
-pub(super) struct Step {
+pub(super) struct RestartStep {
     verb: &'static str,
     unit: &'static str,
     why: &'static str,
 }
 
-impl Step {
+impl RestartStep {
     /// Choose the command for an engine whose files have changed.
-    pub(super) async fn of(engine: Engine, target: &Target, plan: &Plan, here: bool) -> Step {
+    pub(super) async fn of(engine: Engine, target: &EngineTarget, plan: &EditPlan, here: bool) -> RestartStep {
         let units = engine.units();
         let mut unit = units[0];
         if here && units.len() > 1 {
@@ -33,7 +33,7 @@ impl Step {
             }
         }
         // On a reload, dockerd reads the runtimes and the default runtime again. It reads the CDI setting only when it starts.
-        let reload = matches!(target, Target::Docker { .. })
+        let reload = matches!(target, EngineTarget::Docker { .. })
             && !plan
                 .edits
                 .iter()
@@ -43,7 +43,7 @@ impl Step {
             (Engine::Docker, false) => ("restart", "containers stop, unless live-restore is on"),
             _ => ("restart", "pods keep running"),
         };
-        Step { verb, unit, why }
+        RestartStep { verb, unit, why }
     }
 
     /// Return the command line.

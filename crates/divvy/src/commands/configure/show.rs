@@ -1,6 +1,6 @@
 //! Shows the changes, as text for people and as JSON for programs.
 
-use divvy_engines::{Edit, Engine, Files, Plan, Target};
+use divvy_engines::{Edit, EditPlan, Engine, EngineTarget, TextFiles};
 use divvy_host::Root;
 use serde::Serialize;
 use similar::{ChangeTag, TextDiff};
@@ -12,7 +12,7 @@ use crate::printer;
 /// The output of `divvy configure -o json` for one engine.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Shown {
+pub(super) struct ShownEngine {
     engine: &'static str,
     config: String,
     dry_run: bool,
@@ -31,9 +31,9 @@ struct ShownFile {
     diff: String,
 }
 
-impl Shown {
-    pub(super) fn of(engine: Engine, target: &Target, plan: &Plan, dry_run: bool) -> Shown {
-        Shown {
+impl ShownEngine {
+    pub(super) fn of(engine: Engine, target: &EngineTarget, plan: &EditPlan, dry_run: bool) -> ShownEngine {
+        ShownEngine {
             engine: engine.as_str(),
             config: target.config().to_owned(),
             dry_run,
@@ -63,7 +63,7 @@ fn action(edit: &Edit) -> &'static str {
 }
 
 /// Print the diff of all files, colored as `--color` says.
-pub(super) fn diff(plan: &Plan) -> anyhow::Result<()> {
+pub(super) fn diff(plan: &EditPlan) -> anyhow::Result<()> {
     for edit in &plan.edits {
         printer::print(&unified(edit, printer::coloured()))?;
     }
@@ -71,9 +71,9 @@ pub(super) fn diff(plan: &Plan) -> anyhow::Result<()> {
 }
 
 /// Print the new files, as NVIDIA's tool does.
-pub(super) fn texts(root: &Root<'_>, target: &Target, plan: &Plan) -> anyhow::Result<()> {
+pub(super) fn texts(root: &Root<'_>, target: &EngineTarget, plan: &EditPlan) -> anyhow::Result<()> {
     let mut paths = vec![target.written()];
-    if let Target::Containerd { drop_in: Some(_), .. } = target {
+    if let EngineTarget::Containerd { drop_in: Some(_), .. } = target {
         paths.push(target.config());
     }
     for path in paths {
@@ -84,7 +84,7 @@ pub(super) fn texts(root: &Root<'_>, target: &Target, plan: &Plan) -> anyhow::Re
             .and_then(|edit| edit.after.clone());
         let text = match new {
             Some(text) => text,
-            None => Files::text(root, path).ok().flatten().unwrap_or_default(),
+            None => TextFiles::text(root, path).ok().flatten().unwrap_or_default(),
         };
         printer::line(&text)?;
     }
@@ -128,7 +128,7 @@ fn unified(edit: &Edit, coloured: bool) -> String {
 }
 
 /// Print the notes, what was done to each file, and how pods select the runtime.
-pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &Target, plan: &Plan) -> anyhow::Result<()> {
+pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &EngineTarget, plan: &EditPlan) -> anyhow::Result<()> {
     for note in &plan.notes {
         say(&format!("note: {note}"))?;
     }

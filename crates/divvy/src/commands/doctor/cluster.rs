@@ -5,8 +5,8 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass, Texts};
-use divvy_doctor::facts::programs::{Extender, Version, filter_calls};
+use divvy_doctor::facts::cluster::{CheckedNode, CheckedPod, ClusterFacts, DaemonSet, RuntimeClass, Texts};
+use divvy_doctor::facts::programs::{ExtenderFacts, ExtenderVersion, filter_calls};
 use divvy_doctor::{Asked, Facts};
 use divvy_kube::{client, list};
 use http::StatusCode;
@@ -68,7 +68,7 @@ fn kubectl(args: &AccessArgs) -> String {
 }
 
 /// Read nodes, pods, DaemonSets, and RuntimeClasses, as far as the user's permissions allow.
-pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
+pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<ClusterFacts>, Option<kube::Client>) {
     // A kubeconfig may be a pipe, and its credentials may come from a program. Both can block, so they are read in a separate thread.
     let (choice, runtime) = (access(args), Handle::current());
     let connected = tokio::task::spawn_blocking(move || runtime.block_on(client::connect(&choice)));
@@ -82,8 +82,8 @@ pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluste
     let (nodes, pods, sets, classes) = arrived
         .shown(async {
             tokio::join!(
-                list(&client, "/api/v1/nodes", limit, Node::slim, || arrived.node()),
-                list(&client, "/api/v1/pods", limit, Pod::slim, || arrived.pod()),
+                list(&client, "/api/v1/nodes", limit, CheckedNode::slim, || arrived.node()),
+                list(&client, "/api/v1/pods", limit, CheckedPod::slim, || arrived.pod()),
                 list(&client, "/apis/apps/v1/daemonsets", limit, |set: DaemonSet| set, || ()),
                 list(
                     &client,
@@ -95,7 +95,7 @@ pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluste
             )
         })
         .await;
-    let mut cluster = Cluster::default();
+    let mut cluster = ClusterFacts::default();
     let mut unlisted = Vec::new();
     take(nodes, "nodes", &mut cluster.nodes, &mut unlisted);
     take(pods, "pods", &mut cluster.pods, &mut unlisted);
@@ -245,7 +245,7 @@ pub(super) async fn extender(
     known: Option<String>,
     facts: &Facts<'_>,
     client: Option<kube::Client>,
-) -> Asked<Extender> {
+) -> Asked<ExtenderFacts> {
     if let Some(url) = &args.extender {
         return Asked::Answer(direct(url, args.timeout).await);
     }
@@ -261,17 +261,17 @@ pub(super) async fn extender(
 
 /// Combine the answer at kube-scheduler's address with the answers of the replicas: both must be good. An extender that runs outside of the
 /// cluster has no replicas.
-fn agreed(called: Option<Extender>, pods: Asked<Extender>) -> Asked<Extender> {
+fn agreed(called: Option<ExtenderFacts>, pods: Asked<ExtenderFacts>) -> Asked<ExtenderFacts> {
     match (called, pods) {
         (None, pods) => pods,
         (Some(called), pods) => match (&called.version, pods) {
-            (Version::Unknown(_), Asked::Failed(reason)) => Asked::Failed(reason),
-            (Version::Known(_), Asked::Answer(pods)) => Asked::Answer(match pods.version {
-                Version::Known(_) => Extender {
+            (ExtenderVersion::Unknown(_), Asked::Failed(reason)) => Asked::Failed(reason),
+            (ExtenderVersion::Known(_), Asked::Answer(pods)) => Asked::Answer(match pods.version {
+                ExtenderVersion::Known(_) => ExtenderFacts {
                     url: format!("{}, {}", called.url, pods.url),
                     ..pods
                 },
-                Version::Unknown(_) => pods,
+                ExtenderVersion::Unknown(_) => pods,
             }),
             _ => Asked::Answer(called),
         },
@@ -279,7 +279,7 @@ fn agreed(called: Option<Extender>, pods: Asked<Extender>) -> Asked<Extender> {
 }
 
 /// Query the replicas of the chart's extender through the API server.
-async fn of_cluster(args: &DoctorArgs, facts: &Facts<'_>, client: Option<kube::Client>) -> Asked<Extender> {
+async fn of_cluster(args: &DoctorArgs, facts: &Facts<'_>, client: Option<kube::Client>) -> Asked<ExtenderFacts> {
     let limit = args.timeout;
     let cluster = match &facts.cluster {
         Asked::Answer(cluster) => cluster,
@@ -312,20 +312,20 @@ async fn of_cluster(args: &DoctorArgs, facts: &Facts<'_>, client: Option<kube::C
     together(asked, left_out)
 }
 
-fn shown(pod: &Pod) -> String {
+fn shown(pod: &CheckedPod) -> String {
     format!("pod {}/{}", pod.metadata.namespace, pod.metadata.name)
 }
 
 /// Return the running replicas of the chart's extender, and a description of each replica that does not run. If no replica runs,
 /// the error says what this means.
-fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extender>> {
+fn replicas(cluster: &ClusterFacts) -> Result<(Vec<&CheckedPod>, Vec<String>), Asked<ExtenderFacts>> {
     let is = |labels: &Texts, key: &str, value: &str| labels.get(&format!("app.kubernetes.io/{key}")) == Some(value);
-    let all: Vec<&Pod> = cluster
+    let all: Vec<&CheckedPod> = cluster
         .pods
         .iter()
         .filter(|pod| is(&pod.metadata.labels, "name", "divvy") && is(&pod.metadata.labels, "component", "extender"))
         .collect();
-    let (running, others): (Vec<&Pod>, Vec<&Pod>) = all.iter().partition(|pod| pod.status.phase == "Running");
+    let (running, others): (Vec<&CheckedPod>, Vec<&CheckedPod>) = all.iter().partition(|pod| pod.status.phase == "Running");
     if !running.is_empty() {
         // Pods that have ended were replaced by others.
         let others = others
@@ -359,16 +359,16 @@ fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extende
 }
 
 /// Combine the answers of the replicas. Every replica must answer. Their numbers of filter calls are added.
-fn together(answers: Vec<Asked<Extender>>, left_out: Vec<String>) -> Asked<Extender> {
-    let mut all: Option<Extender> = None;
+fn together(answers: Vec<Asked<ExtenderFacts>>, left_out: Vec<String>) -> Asked<ExtenderFacts> {
+    let mut all: Option<ExtenderFacts> = None;
     for answer in answers {
         let Asked::Answer(one) = answer else { return answer };
-        if let Version::Unknown(_) = one.version {
+        if let ExtenderVersion::Unknown(_) = one.version {
             return Asked::Answer(one);
         }
         all = Some(match all {
             None => one,
-            Some(before) => Extender {
+            Some(before) => ExtenderFacts {
                 url: format!("{}, {}", before.url, one.url),
                 filter_calls: before.filter_calls.zip(one.filter_calls).map(|(a, b)| a.saturating_add(b)),
                 ..before
@@ -376,33 +376,33 @@ fn together(answers: Vec<Asked<Extender>>, left_out: Vec<String>) -> Asked<Exten
         });
     }
     match all {
-        Some(all) => Asked::Answer(Extender { left_out, ..all }),
+        Some(all) => Asked::Answer(ExtenderFacts { left_out, ..all }),
         None => Asked::Absent("no pod of the cluster is an extender".to_owned()),
     }
 }
 
-fn version(answer: Result<String, NoAnswer>) -> Version {
+fn version(answer: Result<String, NoAnswer>) -> ExtenderVersion {
     match answer {
-        Ok(text) => Version::Known(text.trim().to_owned()),
-        Err(error) => Version::Unknown(error.to_string()),
+        Ok(text) => ExtenderVersion::Known(text.trim().to_owned()),
+        Err(error) => ExtenderVersion::Unknown(error.to_string()),
     }
 }
 
 /// Query an extender at its address.
-async fn direct(url: &str, limit: Duration) -> Extender {
+async fn direct(url: &str, limit: Duration) -> ExtenderFacts {
     let client = match client_of(url) {
         Ok(client) => client,
         Err(reason) => {
-            return Extender {
+            return ExtenderFacts {
                 url: url.to_owned(),
-                version: Version::Unknown(reason.to_string()),
+                version: ExtenderVersion::Unknown(reason.to_string()),
                 filter_calls: None,
                 left_out: Vec::new(),
             };
         }
     };
     let (version, metrics) = tokio::join!(get(&client, "/version", limit), get(&client, "/metrics", limit));
-    Extender {
+    ExtenderFacts {
         url: url.to_owned(),
         version: self::version(version),
         filter_calls: metrics.ok().map(|text| filter_calls(&text)),
@@ -440,7 +440,7 @@ fn client_of(url: &str) -> Result<kube::Client, NoClient> {
 
 /// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does. The API server accepts any certificate of
 /// the pod. The answer is blocked if the user may not use the proxy.
-async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &str) -> Asked<Extender> {
+async fn through(client: &kube::Client, pod: &CheckedPod, limit: Duration, kubectl: &str) -> Asked<ExtenderFacts> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
     let port = ports.map(|port| port.container_port).next().unwrap_or(PORT);
@@ -466,7 +466,7 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &st
         (scheme, version) = ("http", Ok(plain));
     }
     let metrics = ask(scheme, "/metrics").await;
-    Asked::Answer(Extender {
+    Asked::Answer(ExtenderFacts {
         url: format!("pod {namespace}/{name}"),
         version: self::version(version),
         filter_calls: metrics.ok().map(|text| filter_calls(&text)),
@@ -478,8 +478,8 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &st
 mod tests {
     use super::*;
 
-    fn labelled(component: &str, phase: &str) -> Pod {
-        let mut pod = Pod::default();
+    fn labelled(component: &str, phase: &str) -> CheckedPod {
+        let mut pod = CheckedPod::default();
         (pod.metadata.namespace, pod.metadata.name) = ("d".to_owned(), "x".to_owned());
         for (key, value) in [("name", "divvy"), ("component", component)] {
             pod.metadata.labels.insert(format!("app.kubernetes.io/{key}"), value);
@@ -491,7 +491,7 @@ mod tests {
     /// Elsewhere, the extender is not ours.
     #[test]
     fn a_missing_extender_fails_only_where_agents_run() {
-        let mut cluster = Cluster::default();
+        let mut cluster = ClusterFacts::default();
         assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))));
         cluster.daemon_sets.push(DaemonSet::default());
         assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))), "a foreign DaemonSet");
@@ -538,17 +538,17 @@ mod tests {
         assert!(matches!(sorted_out(&forbidden, "kubectl"), Ok(said) if said.len() == 4));
     }
 
-    fn known() -> Version {
-        Version::Known("1".to_owned())
+    fn known() -> ExtenderVersion {
+        ExtenderVersion::Known("1".to_owned())
     }
 
-    fn unknown(reason: &str) -> Version {
-        Version::Unknown(reason.to_owned())
+    fn unknown(reason: &str) -> ExtenderVersion {
+        ExtenderVersion::Unknown(reason.to_owned())
     }
 
     #[test]
     fn kube_schedulers_address_and_the_replicas_must_both_answer() {
-        let said = |version: Version, url: &str| Extender {
+        let said = |version: ExtenderVersion, url: &str| ExtenderFacts {
             url: url.to_owned(),
             version,
             filter_calls: Some(2),
@@ -577,8 +577,8 @@ mod tests {
 
     #[test]
     fn replicas_answer_together_and_one_that_does_not_is_named() {
-        let one = |url: &str, version: Version, filter_calls| {
-            Asked::Answer(Extender {
+        let one = |url: &str, version: ExtenderVersion, filter_calls| {
+            Asked::Answer(ExtenderFacts {
                 url: url.to_owned(),
                 version,
                 filter_calls,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_doctor::Asked;
-use divvy_doctor::facts::programs::{Docker, Outcome, RuntimeTest, last_line};
+use divvy_doctor::facts::programs::{Docker, RuntimeOutcome, RuntimeTest, last_line};
 use divvy_engines::NoText;
 use divvy_oci::runtime::settings;
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ pub(super) async fn runtime_test(
     }
 }
 
-async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Outcome> {
+async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<RuntimeOutcome> {
     let bundle = tempfile::Builder::new().prefix("divvy-doctor-").tempdir()?;
     let configuration = bundle.path().join("config.json");
     let container = json!({
@@ -80,12 +80,12 @@ async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Outcome> {
         .env("NVIDIA_CTK_CONFIG_FILE_PATH", &settings);
     let output = output(command).await.context("it")?;
     if !output.status.success() {
-        return Ok(Outcome::Failed(last_line(&output.stderr)));
+        return Ok(RuntimeOutcome::Failed(last_line(&output.stderr)));
     }
     let container: Value = serde_json::from_slice(&std::fs::read(&configuration)?)?;
     let devices = container["linux"]["devices"].as_array().into_iter().flatten();
     let devices = devices.filter_map(|device| device["path"].as_str().map(str::to_owned));
-    Ok(Outcome::Devices(devices.collect()))
+    Ok(RuntimeOutcome::Devices(devices.collect()))
 }
 
 /// Return the machine's own settings with two changes that the test needs: another OCI runtime, and permission to request GPUs by

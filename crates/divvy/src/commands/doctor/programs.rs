@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use divvy_cdi::generate::wsl;
 use divvy_doctor::facts::programs::{Probed, SchedulerFile, Socket};
-use divvy_doctor::facts::{Extending, Kind};
+use divvy_doctor::facts::{EngineKind, Extending};
 use divvy_doctor::{Asked, Facts};
-use divvy_engines::{Files, NoText};
+use divvy_engines::{NoText, TextFiles};
 use divvy_host::Root;
 use divvy_model::names::GPU_MEM;
 use divvy_oci::runtime::settings;
@@ -22,7 +22,7 @@ use super::{cluster, engine};
 
 use crate::cli::doctor::DoctorArgs;
 use crate::scheduler_config::distribution::Distribution;
-use crate::scheduler_config::merge::{Address, Wanted, merge};
+use crate::scheduler_config::merge::{ExtenderAddressSource, WantedSettings, merge};
 use crate::scheduler_config::{self, Stanza, Tls};
 
 /// The largest kernel log in bytes; the kernel keeps at most a few MiB.
@@ -54,7 +54,7 @@ impl Places {
     pub(super) fn of(facts: &Facts<'_>) -> Places {
         let containerd = match facts.engine() {
             Err(_) => Err("no containerd here"),
-            Ok(engine) if engine.kind != Kind::Containerd => Err("containerd does not run"),
+            Ok(engine) if engine.kind != EngineKind::Containerd => Err("containerd does not run"),
             Ok(engine) => facts
                 .process_of(&engine)
                 .map(|process| (process, engine.file.clone()))
@@ -66,7 +66,7 @@ impl Places {
             containerd,
             sockets: facts.kubelet().map(|kubelet| socket_paths(facts, &kubelet.dir)),
             runtime: facts.program(&["divvy-runtime"]),
-            settings: Files::text(&facts.root, settings::PATH),
+            settings: TextFiles::text(&facts.root, settings::PATH),
             extender: urls.find(|url| url.contains("gpushare")),
             scheduler_file: scheduler_file(facts),
             log: log_files(&facts.root),
@@ -88,9 +88,9 @@ fn scheduler_file(facts: &Facts<'_>) -> Asked<SchedulerFile> {
         Ok(stanza) => stanza,
         Err(error) => return Asked::Failed(error.to_string()),
     };
-    let wanted = Wanted {
+    let wanted = WantedSettings {
         stanza,
-        address: Address::Default,
+        address: ExtenderAddressSource::Default,
         kubeconfig: None,
         default_kubeconfig: Distribution::Kubeadm.kubeconfig().to_owned(),
         profile: None,

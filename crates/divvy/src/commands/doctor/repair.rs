@@ -4,15 +4,15 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use divvy_doctor::{Repair, Report};
+use divvy_doctor::{DoctorReport, Repair};
 
 use super::{repairable, say};
 use crate::cli::cdi::CdiCommand;
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, DivvyCommand};
 
 /// Make all repairs that the report offers, and report each repair on standard error. A repair that fails does not stop the
 /// others. Return whether the report offered any repair.
-pub(super) async fn all(report: &Report) -> anyhow::Result<bool> {
+pub(super) async fn all(report: &DoctorReport) -> anyhow::Result<bool> {
     let mut any = false;
     for line in repairable(report) {
         for repair in &line.repairs {
@@ -66,7 +66,7 @@ async fn one(repair: &Repair) -> anyhow::Result<String> {
                 "-o",
                 path,
             ])?;
-            let Command::Cdi(command @ CdiCommand::Generate(_)) = cli.command else {
+            let DivvyCommand::Cdi(command @ CdiCommand::Generate(_)) = cli.command else {
                 anyhow::bail!("this command line does not run divvy cdi generate; please report this as a bug");
             };
             Box::pin(crate::commands::cdi::run(command)).await?;

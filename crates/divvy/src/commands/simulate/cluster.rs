@@ -3,14 +3,14 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use crate::simulate::dump::{self, Dump};
+use crate::simulate::dump::{self, ClusterDump};
 use anyhow::Context as _;
 use divvy_kube::list::LeftOut;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_kube::{client, convert, list};
 use divvy_model::{Held, MemoryUnit};
 use divvy_simulator::decompress;
-use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, what_if};
+use divvy_simulator::what_if::{ClusterNode, ClusterPod, CurrentCluster, SimulatedChange, what_if};
 
 use super::super::inspect::{access, warn_left_out};
 use super::super::progress::Arrived;
@@ -28,7 +28,7 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let cluster = match &args.cluster_dump {
         Some(path) => {
             let dump = read(path).with_context(|| format!("{} cannot be used", path.display()))?;
-            let mut found = Found::default();
+            let mut found = FoundCluster::default();
             let mut unreadable = LeftOut::default();
             found.nodes.extend(dump.nodes.into_iter().map(node));
             for object in dump.pods {
@@ -45,8 +45,8 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         None => {
             let connection = client::connect(&access(&args.access)).await?;
             let client = &connection.client;
-            let (arrived, mut found) = (Arrived::default(), Found::default());
-            let Found { nodes, pods } = &mut found;
+            let (arrived, mut found) = (Arrived::default(), FoundCluster::default());
+            let FoundCluster { nodes, pods } = &mut found;
             let all_nodes = list::each_node(client, node, |node| {
                 arrived.node();
                 nodes.push(node);
@@ -64,7 +64,7 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let add = args.add_nodes.as_ref().map(|more| (more.count, more.like.clone()));
     let mut outcomes = Vec::new();
     for &policy in &args.policy.0 {
-        let change = Change {
+        let change = SimulatedChange {
             policy,
             unit: args.unit_mib,
             add: add.clone(),
@@ -80,7 +80,7 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> anyhow::Result<Dump> {
+fn read(path: &Path) -> anyhow::Result<ClusterDump> {
     let packed = if path == Path::new("-") {
         let mut text = Vec::new();
         std::io::stdin().lock().take(LARGEST).read_to_end(&mut text)?;
@@ -93,7 +93,7 @@ fn read(path: &Path) -> anyhow::Result<Dump> {
 
 /// The cluster's nodes and pods, in the simulator's types.
 #[derive(Default)]
-struct Found {
+struct FoundCluster {
     nodes: Vec<ClusterNode>,
     pods: Vec<ClusterPod>,
 }
@@ -118,14 +118,14 @@ fn pod(object: PodObject) -> Result<ClusterPod, divvy_model::Error> {
     })
 }
 
-impl Found {
-    fn cluster(self, unit: MemoryUnit) -> Cluster {
+impl FoundCluster {
+    fn cluster(self, unit: MemoryUnit) -> CurrentCluster {
         // The agents publish the cluster's unit; the flag is for clusters whose agents do not.
         let published = self.nodes.iter().find_map(|node| match &node.node.inventory {
             Some(Ok(inventory)) => Some(inventory.unit),
             _ => None,
         });
-        Cluster {
+        CurrentCluster {
             unit: published.unwrap_or(unit),
             nodes: self.nodes,
             pods: self.pods,

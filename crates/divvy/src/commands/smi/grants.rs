@@ -14,7 +14,7 @@ const MOST_RECORDS: usize = 4096;
 
 /// A pod of which the agent has records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pod {
+pub(super) struct GrantedPod {
     pub(super) namespace: String,
     pub(super) name: String,
     /// The containers that have a share, in the order of their names.
@@ -22,11 +22,11 @@ pub(super) struct Pod {
 }
 
 /// Return the pods by UID, and what could not be read, as sentences.
-pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, Pod>, Vec<String>) {
+pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, GrantedPod>, Vec<String>) {
     let (records, troubles) = records(state_dir);
-    let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+    let mut pods: BTreeMap<String, GrantedPod> = BTreeMap::new();
     for record in records {
-        let pod = pods.entry(record.uid).or_insert_with(|| Pod {
+        let pod = pods.entry(record.uid).or_insert_with(|| GrantedPod {
             namespace: record.namespace,
             name: record.name,
             containers: Vec::new(),

@@ -2,22 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use divvy_hardware::{Gauges, GpuFacts, GpuGauges, GpuMemory, Measure, ProcessKind, Unreadable};
+use divvy_hardware::{Gauges, GpuFacts, GpuGauges, GpuMemory, Measure, ProcessKind, UnreadableDevice};
 use divvy_model::Vendor;
-use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, LOST, Memory, MigDevice, Owner, Process, Reading, Smi};
+use divvy_smi::{
+    Ecc, Instances, LOST, MigEngines, ProcessPod, ProcessType, Reading, Smi, SmiComputeMode, SmiGpu, SmiMemory, SmiMigDevice,
+    SmiProcess,
+};
 
-use super::Answers;
-use super::grants::Pod;
+use super::ProbeAnswers;
+use super::grants::GrantedPod;
 
 /// What nvidia-smi shows in place of the name of a process that has ended.
 const NOT_FOUND: &str = "[Not Found]";
 
-pub(super) fn of(time: String, answers: &Answers, pods: &BTreeMap<String, Pod>) -> Smi {
-    let Answers { snapshot, gauges, .. } = answers;
+pub(super) fn of(time: String, answers: &ProbeAnswers, pods: &BTreeMap<String, GrantedPod>) -> Smi {
+    let ProbeAnswers { snapshot, gauges, .. } = answers;
     let measured = |uuid: &str| gauges.iter().find(|of| of.uuid == uuid);
     let readable = snapshot.gpus.iter().map(|facts| gpu(facts, measured(&facts.uuid)));
     let unreadable = snapshot.unreadable.iter().map(unreadable);
-    let mut gpus: Vec<Gpu> = readable.chain(unreadable).collect();
+    let mut gpus: Vec<SmiGpu> = readable.chain(unreadable).collect();
     gpus.sort_by_key(|gpu| gpu.index);
     let driver = snapshot.drivers.get(&Vendor::Nvidia);
     Smi {
@@ -29,11 +32,11 @@ pub(super) fn of(time: String, answers: &Answers, pods: &BTreeMap<String, Pod>) 
     }
 }
 
-fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
+fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> SmiGpu {
     let gauges = measured.map(|of| of.values).unwrap_or_default();
     let error = measured.and_then(|of| of.error.clone()).or_else(|| facts.error.clone());
     let is_divided = facts.mig.is_some_and(|(is_on, _)| is_on);
-    let known = Gpu {
+    let known = SmiGpu {
         index: facts.index,
         uuid: facts.uuid.clone(),
         name: match facts.model.as_str() {
@@ -42,12 +45,12 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
             model => Reading::Value(model.to_owned()),
         },
         bus: bus(&facts.pci),
-        ..Gpu::default()
+        ..SmiGpu::default()
     };
     let parts = measured.map_or(&[][..], |of| &of.parts);
     let failed = |measure: Measure| measured.is_some_and(|of| of.failed.contains(&measure));
     let watts = |milliwatts: Option<u64>| milliwatts.and_then(|of| u32::try_from(of / 1000).ok());
-    Gpu {
+    SmiGpu {
         persistence: reading(gauges.persistence, failed(Measure::Persistence)),
         display: reading(gauges.display_active, failed(Measure::Display)),
         ecc: reading(ecc(&gauges, is_divided), failed(Measure::Ecc)),
@@ -60,10 +63,10 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
         // The driver does not measure it for a GPU with MIG devices.
         utilization: reading(gauges.gpu_percent, failed(Measure::Utilization)),
         compute_mode: reading(gauges.compute_mode, failed(Measure::ComputeMode)).map(|mode| match mode {
-            divvy_hardware::ComputeMode::Default => ComputeMode::Default,
-            divvy_hardware::ComputeMode::ExclusiveThread => ComputeMode::ExclusiveThread,
-            divvy_hardware::ComputeMode::Prohibited => ComputeMode::Prohibited,
-            divvy_hardware::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
+            divvy_hardware::ComputeMode::Default => SmiComputeMode::Default,
+            divvy_hardware::ComputeMode::ExclusiveThread => SmiComputeMode::ExclusiveThread,
+            divvy_hardware::ComputeMode::Prohibited => SmiComputeMode::Prohibited,
+            divvy_hardware::ComputeMode::ExclusiveProcess => SmiComputeMode::ExclusiveProcess,
         }),
         mig: if failed(Measure::Mig) {
             Reading::Failed
@@ -77,13 +80,13 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
 }
 
 /// Return a GPU of which the driver says nothing, not even its UUID.
-fn unreadable(device: &Unreadable) -> Gpu {
+fn unreadable(device: &UnreadableDevice) -> SmiGpu {
     let why = if device.lost { LOST } else { &device.error };
-    Gpu {
+    SmiGpu {
         index: device.index,
         error: Some(device.error.clone()),
         no_handle: Some(why.to_owned()),
-        ..Gpu::default()
+        ..SmiGpu::default()
     }
 }
 
@@ -104,23 +107,23 @@ fn ecc(gauges: &Gauges, is_divided: bool) -> Option<Ecc> {
     }
 }
 
-fn mib(memory: GpuMemory) -> Memory {
-    Memory {
+fn mib(memory: GpuMemory) -> SmiMemory {
+    SmiMemory {
         used: memory.used >> 20,
         total: memory.total >> 20,
     }
 }
 
-fn part(device: &divvy_model::MigDevice, parts: &[divvy_hardware::PartGauges]) -> MigDevice {
+fn part(device: &divvy_model::MigDevice, parts: &[divvy_hardware::PartGauges]) -> SmiMigDevice {
     let measured = parts.iter().find(|of| of.uuid == device.uuid);
-    let engines = device.parts.map(|of| Engines {
+    let engines = device.parts.map(|of| MigEngines {
         copy: of.copy_engines,
         encoders: of.encoders,
         decoders: of.decoders,
         ofa: of.ofa,
         jpeg: of.jpeg,
     });
-    MigDevice {
+    SmiMigDevice {
         index: device.index,
         uuid: device.uuid.clone(),
         gi: device.gi,
@@ -142,7 +145,7 @@ fn bus(pci: &str) -> String {
 }
 
 /// Return the processes, ordered by GPU, instances, and PID.
-fn processes(gpus: &[Gpu], answers: &Answers, pods: &BTreeMap<String, Pod>) -> Vec<Process> {
+fn processes(gpus: &[SmiGpu], answers: &ProbeAnswers, pods: &BTreeMap<String, GrantedPod>) -> Vec<SmiProcess> {
     let mut found = Vec::new();
     for list in &answers.processes {
         let place = gpus.iter().find_map(|gpu| {
@@ -159,7 +162,7 @@ fn processes(gpus: &[Gpu], answers: &Answers, pods: &BTreeMap<String, Pod>) -> V
         });
         // The GPU of another vendor, or a MIG device that was made a moment ago.
         let Some((gpu, instances)) = place else { continue };
-        found.extend(list.processes.iter().map(|process| Process {
+        found.extend(list.processes.iter().map(|process| SmiProcess {
             gpu,
             instances,
             pid: process.pid,
@@ -173,18 +176,18 @@ fn processes(gpus: &[Gpu], answers: &Answers, pods: &BTreeMap<String, Pod>) -> V
     found
 }
 
-fn kind(kind: Option<ProcessKind>) -> Kind {
+fn kind(kind: Option<ProcessKind>) -> ProcessType {
     match kind {
-        Some(ProcessKind::Compute) | None => Kind::Compute,
-        Some(ProcessKind::Graphics) => Kind::Graphics,
-        Some(ProcessKind::ComputeAndGraphics) => Kind::Both,
-        Some(ProcessKind::MpsClient) => Kind::Mps,
+        Some(ProcessKind::Compute) | None => ProcessType::Compute,
+        Some(ProcessKind::Graphics) => ProcessType::Graphics,
+        Some(ProcessKind::ComputeAndGraphics) => ProcessType::Both,
+        Some(ProcessKind::MpsClient) => ProcessType::Mps,
     }
 }
 
-fn owner(uid: &str, pods: &BTreeMap<String, Pod>) -> Owner {
+fn owner(uid: &str, pods: &BTreeMap<String, GrantedPod>) -> ProcessPod {
     let pod = pods.get(uid);
-    Owner {
+    ProcessPod {
         uid: uid.to_owned(),
         namespace: pod.map(|pod| pod.namespace.clone()),
         name: pod.map(|pod| pod.name.clone()),

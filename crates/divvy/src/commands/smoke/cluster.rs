@@ -14,7 +14,9 @@ use divvy_explainer::read_cluster::read_without_waiting;
 use divvy_kube::client;
 use divvy_model::limits::{TEST_LASTS, TEST_TIMEOUT};
 use divvy_model::{MemoryUnit, TestRun};
-use divvy_smoke_run::{Action, Choice, Event, Limits, Planned, RUN_LABEL, Run, Settings, Summary, plan};
+use divvy_smoke_run::{
+    Planned, RUN_LABEL, RunEvent, RunLimits, SmokeAction, SmokeRun, SmokeSummary, TargetChoice, TestPodSettings, plan,
+};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::DynamicObject;
@@ -22,13 +24,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::smoke::{SmokeArgs, SmokeOutput};
 use crate::commands::inspect::choice;
-use crate::commands::progress::Bar;
+use crate::commands::progress::ProgressLine;
 use crate::commands::say;
 use crate::printer;
 
-use cleaner::{Cleaner, Test};
+use cleaner::{Cleaner, RetestedGpu};
 use namespace::Namespace;
-use pods::{Change, Pods};
+use pods::{PodChange, TestPods};
 
 /// The largest number of requests within a second. The watch and its repetitions need a few in addition: together they are at most 20.
 const CALLS: usize = 16;
@@ -69,7 +71,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         }
     })?;
     let snapshot = reading.snapshot;
-    let wanted = Choice {
+    let wanted = TargetChoice {
         nodes: args.nodes.clone(),
         gpu: args.gpu.clone(),
         share: args.share,
@@ -79,7 +81,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
     let planned = plan(&snapshot, &wanted)?;
     let calls_to_explain = READ + snapshot.ledger.pod_count() / PAGE + snapshot.sites().len() / PAGE;
     drop(snapshot);
-    let limits = Limits {
+    let limits = RunLimits {
         parallel: usize::from(args.parallel),
         calls: CALLS,
         calls_to_explain,
@@ -87,7 +89,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         total: args.timeout.saturating_add(START),
         report: args.report,
     };
-    let mut run = Run::new(&planned, limits);
+    let mut run = SmokeRun::new(&planned, limits);
     let mut left = Vec::new();
     // If no GPU has room, nothing is made on the cluster.
     if !run.is_over() {
@@ -107,7 +109,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             ),
             (None, Err(error)) => anyhow::bail!("the agent's image could not be read: {error}; name Divvy's image with --image"),
         };
-        let settings = Settings {
+        let settings = TestPodSettings {
             run: TestRun::of((RandomState::new().build_hasher().finish() >> 32) as u32),
             namespace: args.namespace.clone(),
             image,
@@ -123,7 +125,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             cleaner(args, settings.run.as_str(), &planned).await?
         };
         let namespace = Namespace::ensure(&client, &args.namespace).await?;
-        let pods = Pods::new(client.clone(), settings, planned, args.keep);
+        let pods = TestPods::new(client.clone(), settings, planned, args.keep);
         pods.remove_old().await?;
         let played = play(&mut run, &pods, &stopped).await;
         left = run
@@ -146,7 +148,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         }
         played?;
     }
-    let summary = Summary::new(run.results());
+    let summary = SmokeSummary::new(run.results());
     match args.output {
         SmokeOutput::Json => printer::json(&summary)?,
         SmokeOutput::Table => printer::print(&summary.text())?,
@@ -164,13 +166,13 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
 async fn cleaner(args: &SmokeArgs, run: &str, planned: &[Planned]) -> anyhow::Result<Option<Cleaner>> {
     let tests = planned.iter().filter(|planned| planned.ask.is_ok()).filter_map(|planned| {
         let target = &planned.target;
-        Some(Test {
+        Some(RetestedGpu {
             node: target.node.clone(),
             uuid: target.uuid.clone(),
             failed_before: target.failed_before.clone()?,
         })
     });
-    let run = cleaner::Run {
+    let run = cleaner::RunToClean {
         choice: choice(&args.cluster),
         namespace: args.namespace.clone(),
         run: run.to_owned(),
@@ -188,22 +190,22 @@ async fn cleaner(args: &SmokeArgs, run: &str, planned: &[Planned]) -> anyhow::Re
 }
 
 /// Send the requests of the run until it is over.
-async fn play(run: &mut Run, pods: &Pods, stopped: &CancellationToken) -> anyhow::Result<()> {
+async fn play(run: &mut SmokeRun, pods: &TestPods, stopped: &CancellationToken) -> anyhow::Result<()> {
     let began = Instant::now();
     let now = || u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let bar = Bar::new();
+    let bar = ProgressLine::new();
     let mut watch = pin!(pods.watch());
     let mut work = FuturesUnordered::new();
     let mut objects: BTreeMap<usize, DynamicObject> = BTreeMap::new();
     let (mut is_stopped, mut trouble) = (false, None);
-    let mut event = Event::Time;
+    let mut event = RunEvent::Time;
     loop {
         for action in run.step(now(), event) {
             work.push(match action {
-                Action::Create(number) => pods.create(number).boxed(),
-                Action::Mark(number, mark) => pods.mark(number, mark).boxed(),
-                Action::Delete(number) => pods.delete(number).boxed(),
-                Action::Explain(numbers) => {
+                SmokeAction::Create(number) => pods.create(number).boxed(),
+                SmokeAction::Mark(number, mark) => pods.mark(number, mark).boxed(),
+                SmokeAction::Delete(number) => pods.delete(number).boxed(),
+                SmokeAction::Explain(numbers) => {
                     let waiting: Vec<(usize, DynamicObject)> = numbers
                         .into_iter()
                         .filter_map(|number| Some((number, objects.get(&number)?.clone())))
@@ -226,25 +228,25 @@ async fn play(run: &mut Run, pods: &Pods, stopped: &CancellationToken) -> anyhow
             biased;
             () = stopped.cancelled(), if !is_stopped => {
                 is_stopped = true;
-                Event::Stop
+                RunEvent::Stop
             }
             Some(done) = work.next() => done,
             Some(change) = watch.next() => match change {
-                Change::Pod(number, object) => {
-                    let seen = Pods::seen(&object);
+                PodChange::Pod(number, object) => {
+                    let seen = TestPods::seen(&object);
                     objects.insert(number, *object);
-                    Event::Seen(number, seen)
+                    RunEvent::Seen(number, seen)
                 }
-                Change::Gone(number) => {
+                PodChange::Gone(number) => {
                     objects.remove(&number);
-                    Event::Gone(number)
+                    RunEvent::Gone(number)
                 }
-                Change::Forbidden(error) => {
+                PodChange::Forbidden(error) => {
                     trouble = Some(error);
-                    Event::Stop
+                    RunEvent::Stop
                 }
             },
-            () = tokio::time::sleep(due) => Event::Time,
+            () = tokio::time::sleep(due) => RunEvent::Time,
         };
     }
     bar.clear();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
-use divvy_smoke_report::Outcome;
+use divvy_smoke_report::SmokeOutcome;
 use divvy_smoke_run::{PROGRAM, PROGRAM_NAME, VOLUME};
 
 use super::carried::Carried;
@@ -55,7 +55,7 @@ pub(super) fn status(args: &SmokeArgs) -> anyhow::Result<u8> {
     let status = Command::new(&program).args(test(args)).status();
     let status = status.with_context(|| format!("{} could not be started", program.display()))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.unwrap_or(Outcome::Fail.exit_status()))
+    Ok(code.unwrap_or(SmokeOutcome::Fail.exit_status()))
 }
 
 fn program(args: &SmokeArgs) -> anyhow::Result<PathBuf> {
@@ -161,7 +161,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::cli::{Cli, Command as Chosen};
+    use crate::cli::{Cli, DivvyCommand as Chosen};
 
     fn args(line: &str) -> SmokeArgs {
         match Cli::try_parse_from(["divvy", "smoke"].into_iter().chain(line.split(' ')))

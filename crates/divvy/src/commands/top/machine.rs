@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use divvy_hardware::client::{ProbeClient, Timing, Update};
-use divvy_hardware::{Code, Failure, GpuGauges, GpuProcesses, Process, Snapshot};
+use divvy_hardware::client::{ProbeClient, ProbeTiming, Update};
+use divvy_hardware::{Failure, FailureCode, GpuGauges, GpuProcess, GpuProcesses, Snapshot};
 use divvy_model::usage::{ContainerUsage, GpuUsage, Usage};
 use divvy_model::{Enforcement, GrantRecord, Health, MemoryUnit, MiB, Vendor};
 use divvy_view::{GpuView, NodeView, PodView, View};
@@ -16,7 +16,7 @@ use crate::cli::smi::MachineArgs;
 use crate::commands::{probe, smi};
 
 /// The GPUs of this machine, which a probe reads.
-pub(super) struct Machine {
+pub(super) struct ProbedMachine {
     client: ProbeClient,
     snapshot: Snapshot,
     state_dir: PathBuf,
@@ -27,18 +27,18 @@ pub(super) struct Machine {
 }
 
 /// What was read.
-pub(super) struct Seen {
+pub(super) struct MachineReading {
     pub(super) view: View,
     pub(super) usage: Usage,
     /// What could not be read, as sentences.
     pub(super) troubles: Vec<String>,
 }
 
-impl Machine {
+impl ProbedMachine {
     /// Start or find the probe, and wait until it has read the GPUs.
-    pub(super) async fn find(args: &MachineArgs) -> anyhow::Result<Machine> {
+    pub(super) async fn find(args: &MachineArgs) -> anyhow::Result<ProbedMachine> {
         let directory = tempfile::tempdir()?;
-        let mut client = ProbeClient::start(smi::which(args, directory.path())?, Timing::default());
+        let mut client = ProbeClient::start(smi::which(args, directory.path())?, ProbeTiming::default());
         let first = async {
             loop {
                 match client.next().await {
@@ -53,13 +53,13 @@ impl Machine {
         let snapshot = first
             .unwrap_or_else(|_| {
                 let text = format!("the driver has not answered for {} s", probe::PATIENCE.as_secs());
-                Err(Failure::new(Code::Timeout, text))
+                Err(Failure::new(FailureCode::Timeout, text))
             })
             .map_err(smi::unread)?;
         if snapshot.gpus.is_empty() && snapshot.unreadable.is_empty() {
             anyhow::bail!("the drivers of this machine list no GPU; type divvy doctor to find the cause");
         }
-        Ok(Machine {
+        Ok(ProbedMachine {
             client,
             snapshot,
             state_dir: args.state_dir.clone(),
@@ -69,7 +69,7 @@ impl Machine {
     }
 
     /// Read what is used now.
-    pub(super) async fn read(&mut self) -> Result<Seen, Failure> {
+    pub(super) async fn read(&mut self) -> Result<MachineReading, Failure> {
         // The client polls the probe. Its last word counts.
         let mut failure = None;
         while let Some(update) = self.client.next().now_or_never() {
@@ -96,12 +96,12 @@ impl Machine {
         let failed = processes.iter().filter_map(|of| Some((&of.uuid, of.error.as_ref()?)));
         troubles.extend(failed.map(|(uuid, error)| format!("the processes of {uuid} could not be listed: {error}")));
         let (view, usage) = seen(&self.name, &self.snapshot, &gauges, &processes, &records);
-        Ok(Seen { view, usage, troubles })
+        Ok(MachineReading { view, usage, troubles })
     }
 }
 
 fn ended() -> Failure {
-    Failure::new(Code::ProbeUnreachable, "the probe's client has ended")
+    Failure::new(FailureCode::ProbeUnreachable, "the probe's client has ended")
 }
 
 /// Return the machine as a cluster with one node, and what is used on it.
@@ -245,7 +245,7 @@ fn pod(uid: &str, namespace: &str, name: &str) -> PodView {
 }
 
 /// Return the pod of a process, without a share. A pod without a record has its UID in place of its name, and a process of the host is shown in place of a pod.
-fn process_pod(process: &Process, records: &[GrantRecord]) -> PodView {
+fn process_pod(process: &GpuProcess, records: &[GrantRecord]) -> PodView {
     match &process.pod {
         Some(uid) => match records.iter().find(|record| record.uid == *uid) {
             Some(record) => pod(uid, &record.namespace, &record.name),
@@ -255,13 +255,13 @@ fn process_pod(process: &Process, records: &[GrantRecord]) -> PodView {
     }
 }
 
-fn program(process: &Process) -> String {
+fn program(process: &GpuProcess) -> String {
     let name = process.program.as_deref().unwrap_or("process");
     let file = name.rsplit('/').next().filter(|file| !file.is_empty());
     format!("{} ({})", file.unwrap_or(name), process.pid)
 }
 
-fn used(process: &Process, pod: &PodView, uuid: &str) -> ContainerUsage {
+fn used(process: &GpuProcess, pod: &PodView, uuid: &str) -> ContainerUsage {
     ContainerUsage {
         namespace: pod.namespace.clone(),
         pod: pod.name.clone(),

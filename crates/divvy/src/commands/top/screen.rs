@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use divvy_top::{Event, Key, State, Style, draw};
+use divvy_top::{KeyPress, ScreenStyle, TopEvent, TopState, draw};
 use futures::StreamExt as _;
 use ratatui::crossterm::event::{self, Event as Input, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::machine::{Machine, Seen};
+use super::machine::{MachineReading, ProbedMachine};
 use super::{event as answered, inspect, machine_events, now, smi};
 use crate::cli::top::TopArgs;
 use crate::commands::progress::Arrived;
@@ -39,16 +39,16 @@ struct Looking {
     nodes: watch::Receiver<BTreeSet<String>>,
     /// Whether waiting pods are shown.
     waiting: watch::Receiver<bool>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<TopEvent>,
 }
 
 /// Show the screens of a cluster until the user leaves.
-pub(super) async fn of_cluster(client: kube::Client, args: &TopArgs, style: Style) -> anyhow::Result<()> {
+pub(super) async fn of_cluster(client: kube::Client, args: &TopArgs, style: ScreenStyle) -> anyhow::Result<()> {
     // A cluster that cannot be read is an error on the terminal that the user knows, not on a screen that vanishes.
     let view = inspect::read(&client, &args.nodes, Arrived::default()).await?;
     let interval = args.interval.max(SHORTEST);
     let names = args.nodes.clone();
-    run([Event::Cluster { at: now(), view }], style, |looking| {
+    run([TopEvent::Cluster { at: now(), view }], style, |looking| {
         vec![
             tokio::spawn(read_cluster(client.clone(), names, looking.events.clone())),
             tokio::spawn(read_waiting(client.clone(), looking.waiting, looking.events.clone())),
@@ -59,12 +59,12 @@ pub(super) async fn of_cluster(client: kube::Client, args: &TopArgs, style: Styl
 }
 
 /// Show the screens of this machine until the user leaves.
-pub(super) async fn of_machine(mut machine: Machine, args: &TopArgs, style: Style) -> anyhow::Result<()> {
-    let Seen { view, usage, troubles } = machine.read().await.map_err(smi::unread)?;
+pub(super) async fn of_machine(mut machine: ProbedMachine, args: &TopArgs, style: ScreenStyle) -> anyhow::Result<()> {
+    let MachineReading { view, usage, troubles } = machine.read().await.map_err(smi::unread)?;
     let unknown = "only a cluster knows which pods wait: on a machine with a kubeconfig, divvy top shows them".to_owned();
     let first = machine_events(view, usage)
-        .chain([Event::Waiting(Vec::new(), Some(unknown)), trouble(troubles)])
-        .collect::<Vec<Event>>();
+        .chain([TopEvent::Waiting(Vec::new(), Some(unknown)), trouble(troubles)])
+        .collect::<Vec<TopEvent>>();
     let interval = args.interval.max(SHORTEST);
     run(first, style, |looking| {
         vec![tokio::spawn(read_machine(machine, interval, looking.events))]
@@ -72,20 +72,20 @@ pub(super) async fn of_machine(mut machine: Machine, args: &TopArgs, style: Styl
     .await
 }
 
-fn trouble(troubles: Vec<String>) -> Event {
-    Event::Trouble(Some(troubles.join("; ")).filter(|text| !text.is_empty()))
+fn trouble(troubles: Vec<String>) -> TopEvent {
+    TopEvent::Trouble(Some(troubles.join("; ")).filter(|text| !text.is_empty()))
 }
 
 /// Show the screens until the user leaves. `readers` starts those who send the next events.
 async fn run(
-    first: impl IntoIterator<Item = Event>,
-    style: Style,
+    first: impl IntoIterator<Item = TopEvent>,
+    style: ScreenStyle,
     readers: impl FnOnce(Looking) -> Vec<JoinHandle<()>>,
 ) -> anyhow::Result<()> {
     let (events, mut coming) = mpsc::channel(64);
     let (wanted, nodes) = watch::channel(BTreeSet::new());
     let (looked_at, waiting) = watch::channel(false);
-    let mut state = first.into_iter().fold(State::default(), State::update);
+    let mut state = first.into_iter().fold(TopState::default(), TopState::update);
     // Each of them ends the program, and the terminal is restored before.
     let mut stop = Vec::new();
     for kind in [
@@ -102,7 +102,7 @@ async fn run(
     let readers = readers(Looking { nodes, waiting, events });
     loop {
         let size = terminal.size()?;
-        state = state.update(Event::Size(size.width, size.height));
+        state = state.update(TopEvent::Size(size.width, size.height));
         terminal.draw(|frame| draw(&state, style, frame.area(), frame.buffer_mut()))?;
         tell(&wanted, state.wanted());
         tell(&looked_at, state.wants_waiting());
@@ -137,12 +137,12 @@ fn tell<T: PartialEq>(to: &watch::Sender<T>, now: T) {
 }
 
 /// Read keys on a thread of their own, which ends with the program: reading blocks.
-fn read_keys(events: mpsc::Sender<Event>) {
+fn read_keys(events: mpsc::Sender<TopEvent>) {
     std::thread::spawn(move || {
         while let Ok(input) = event::read() {
             let event = match input {
-                Input::Key(key) if key.kind == KeyEventKind::Press => self::key(key.code, key.modifiers).map(Event::Key),
-                Input::Resize(columns, rows) => Some(Event::Size(columns, rows)),
+                Input::Key(key) if key.kind == KeyEventKind::Press => self::key(key.code, key.modifiers).map(TopEvent::Key),
+                Input::Resize(columns, rows) => Some(TopEvent::Size(columns, rows)),
                 _ => None,
             };
             if event.is_some_and(|event| events.blocking_send(event).is_err()) {
@@ -150,29 +150,29 @@ fn read_keys(events: mpsc::Sender<Event>) {
             }
         }
         // No more keys come, so the program ends. If it has ended, the channel is closed.
-        drop(events.blocking_send(Event::Key(Key::Interrupt)));
+        drop(events.blocking_send(TopEvent::Key(KeyPress::Interrupt)));
     });
 }
 
-fn key(code: KeyCode, modifiers: KeyModifiers) -> Option<Key> {
+fn key(code: KeyCode, modifiers: KeyModifiers) -> Option<KeyPress> {
     Some(match code {
-        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Key::Interrupt,
+        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => KeyPress::Interrupt,
         KeyCode::Char(_) if modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => return None,
-        KeyCode::Char(character) => Key::Char(character),
-        KeyCode::Enter => Key::Enter,
-        KeyCode::Esc => Key::Esc,
-        KeyCode::Backspace => Key::Backspace,
-        KeyCode::Up => Key::Up,
-        KeyCode::Down => Key::Down,
-        KeyCode::PageUp => Key::PageUp,
-        KeyCode::PageDown => Key::PageDown,
-        KeyCode::Home => Key::Home,
-        KeyCode::End => Key::End,
+        KeyCode::Char(character) => KeyPress::Char(character),
+        KeyCode::Enter => KeyPress::Enter,
+        KeyCode::Esc => KeyPress::Esc,
+        KeyCode::Backspace => KeyPress::Backspace,
+        KeyCode::Up => KeyPress::Up,
+        KeyCode::Down => KeyPress::Down,
+        KeyCode::PageUp => KeyPress::PageUp,
+        KeyCode::PageDown => KeyPress::PageDown,
+        KeyCode::Home => KeyPress::Home,
+        KeyCode::End => KeyPress::End,
         _ => return None,
     })
 }
 
-async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Sender<Event>) {
+async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Sender<TopEvent>) {
     let mut pause = CLUSTER;
     let mut is_away = false;
     loop {
@@ -180,15 +180,15 @@ async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Se
         let begun = Instant::now();
         let sent = match inspect::read(&client, &nodes, Arrived::quiet()).await {
             Ok(view) => {
-                if std::mem::take(&mut is_away) && events.send(Event::Trouble(None)).await.is_err() {
+                if std::mem::take(&mut is_away) && events.send(TopEvent::Trouble(None)).await.is_err() {
                     return;
                 }
-                events.send(Event::Cluster { at: now(), view }).await
+                events.send(TopEvent::Cluster { at: now(), view }).await
             }
             Err(error) => {
                 is_away = true;
                 let notice = format!("the cluster cannot be read, and this is what it was before: {error:#}");
-                events.send(Event::Trouble(Some(notice))).await
+                events.send(TopEvent::Trouble(Some(notice))).await
             }
         };
         if sent.is_err() {
@@ -198,14 +198,14 @@ async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Se
     }
 }
 
-async fn read_machine(mut machine: Machine, interval: Duration, events: mpsc::Sender<Event>) {
+async fn read_machine(mut machine: ProbedMachine, interval: Duration, events: mpsc::Sender<TopEvent>) {
     loop {
         tokio::time::sleep(interval).await;
-        let next: Vec<Event> = match machine.read().await {
-            Ok(Seen { view, usage, troubles }) => machine_events(view, usage).chain([trouble(troubles)]).collect(),
+        let next: Vec<TopEvent> = match machine.read().await {
+            Ok(MachineReading { view, usage, troubles }) => machine_events(view, usage).chain([trouble(troubles)]).collect(),
             Err(failure) => {
                 let notice = format!("the GPUs cannot be read, and this is what they were before: {}", failure.text);
-                vec![Event::Trouble(Some(notice))]
+                vec![TopEvent::Trouble(Some(notice))]
             }
         };
         for event in next {
@@ -217,11 +217,11 @@ async fn read_machine(mut machine: Machine, interval: Duration, events: mpsc::Se
 }
 
 /// Read the waiting pods while the screen shows them.
-async fn read_waiting(client: kube::Client, mut looking: watch::Receiver<bool>, events: mpsc::Sender<Event>) {
+async fn read_waiting(client: kube::Client, mut looking: watch::Receiver<bool>, events: mpsc::Sender<TopEvent>) {
     while looking.wait_for(|is_looking| *is_looking).await.is_ok() {
         let begun = Instant::now();
         let (pods, unknown) = waiting(&client, now()).await;
-        if events.send(Event::Waiting(pods, unknown)).await.is_err() {
+        if events.send(TopEvent::Waiting(pods, unknown)).await.is_err() {
             return;
         }
         tokio::time::sleep(CLUSTER.max(begun.elapsed().saturating_mul(SHARE))).await;
@@ -233,7 +233,7 @@ async fn ask_agents(
     client: kube::Client,
     interval: Duration,
     mut wanted: watch::Receiver<BTreeSet<String>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<TopEvent>,
 ) {
     let agents = Agents::new(client);
     loop {
@@ -243,7 +243,7 @@ async fn ask_agents(
             let notice = answer.as_ref().err().and_then(NoUsage::notice);
             let is_forbidden = notice.is_some();
             let event = match notice {
-                Some(notice) => Some(Event::Refused(notice)),
+                Some(notice) => Some(TopEvent::Refused(notice)),
                 None => answered(node, now(), answer),
             };
             if let Some(event) = event

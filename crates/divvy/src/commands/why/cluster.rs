@@ -2,18 +2,18 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use divvy_explainer::read_cluster::{Arrival, wants_gpus};
+use divvy_explainer::read_cluster::{ArrivedObject, wants_gpus};
 use divvy_explainer::{from_objects, read_cluster};
 use divvy_kube::list;
 use divvy_model::MemoryUnit;
-use divvy_why::{Snapshot, Wants};
+use divvy_why::{ClusterSnapshot, Wants};
 
 use crate::commands::inspect::warn_left_out;
 use crate::commands::progress::Arrived;
 
 /// The state of the cluster, and the pods that wait for GPUs, ordered by namespace and name.
 pub(super) struct ClusterState {
-    pub(super) snapshot: Snapshot,
+    pub(super) snapshot: ClusterSnapshot,
     pub(super) waiting: Vec<Wants>,
 }
 
@@ -21,8 +21,8 @@ pub(super) struct ClusterState {
 pub(super) async fn read(client: &kube::Client, unit: MemoryUnit) -> Result<ClusterState, divvy_kube::Error> {
     let (arrived, waiting) = (Arrived::default(), Mutex::new(Vec::new()));
     let look = read_cluster::read_cluster(client, unit, |arrival| match arrival {
-        Arrival::Node => arrived.node(),
-        Arrival::Pod(wants) => {
+        ArrivedObject::Node => arrived.node(),
+        ArrivedObject::Pod(wants) => {
             arrived.pod();
             let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
             waiting.extend(wants.map(|wants| *wants));
@@ -58,7 +58,7 @@ pub(super) async fn of_namespace(
         }
     }
     Ok(ClusterState {
-        snapshot: Snapshot::unseen(unit, unseen),
+        snapshot: ClusterSnapshot::unseen(unit, unseen),
         waiting,
     })
 }

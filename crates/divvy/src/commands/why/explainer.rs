@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use divvy_explainer::service_proxy::{self, ALL_NODES, Endpoint, PATH, SERVER_NAME, error_text};
+use divvy_explainer::service_proxy::{self, ALL_NODES, ExplainerEndpoint, PATH, SERVER_NAME, error_text};
 use divvy_kube::client::Connection;
 use divvy_why::{Answer, PodName};
 use http::{HeaderValue, Request, StatusCode, header};
@@ -28,7 +28,7 @@ const LARGEST_ANSWER: usize = 32 << 20;
 /// The explainer, and a connection to it.
 pub(super) struct Explainer<'a> {
     client: &'a kube::Client,
-    endpoint: Endpoint,
+    endpoint: ExplainerEndpoint,
     token: HeaderValue,
     sender: SendRequest<Empty<Bytes>>,
 }
@@ -63,7 +63,7 @@ impl<'a> Explainer<'a> {
         }
         match self.answer(pod, all_nodes).await {
             // The explainer may close the connection in the middle of a request. The request only reads, so it is safe to repeat.
-            Err(error) if error.is::<Broken>() => {
+            Err(error) if error.is::<BrokenConnection>() => {
                 self.sender = connected(self.client, &self.endpoint).await?;
                 self.answer(pod, all_nodes).await
             }
@@ -79,10 +79,10 @@ impl<'a> Explainer<'a> {
             .body(Empty::new())?;
         let answered = async {
             let response = self.sender.send_request(request).await;
-            let response = response.map_err(|error| Broken(error.to_string()))?;
+            let response = response.map_err(|error| BrokenConnection(error.to_string()))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
-            let body = body.map_err(|error| Broken(error.to_string()))?.to_bytes();
+            let body = body.map_err(|error| BrokenConnection(error.to_string()))?.to_bytes();
             ensure!(status == StatusCode::OK, "{} ({status})", error_text(&body));
             serde_json::from_slice(&body)
                 .map_err(|error| anyhow!("its answer cannot be read ({error}); it may be of another version: run divvy version"))
@@ -97,9 +97,9 @@ impl<'a> Explainer<'a> {
 /// The connection ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection through the API server broke: {0}")]
-struct Broken(String);
+struct BrokenConnection(String);
 
-async fn connected(client: &kube::Client, endpoint: &Endpoint) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
+async fn connected(client: &kube::Client, endpoint: &ExplainerEndpoint) -> anyhow::Result<SendRequest<Empty<Bytes>>> {
     let connecting = async {
         let stream = service_proxy::tunnel(client, &endpoint.address).await?;
         let tls = TlsConnector::from(Arc::new(config(&endpoint.certificate)?));
@@ -128,7 +128,7 @@ fn not_it(error: std::io::Error) -> anyhow::Error {
             service_proxy::CONFIG_MAP_NAMESPACE,
             service_proxy::CONFIG_MAP
         ),
-        _ => Broken(error.to_string()).into(),
+        _ => BrokenConnection(error.to_string()).into(),
     }
 }
 

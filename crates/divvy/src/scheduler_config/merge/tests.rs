@@ -16,10 +16,10 @@ const POLICY: &str = r#"{"kind":"Policy","apiVersion":"v1","extenders":[{"urlPre
 "filterVerb":"filter","bindVerb":"bind","enableHttps":false,"nodeCacheCapable":true,"httpTimeout":20000000000,
 "managedResources":[{"name":"aliyun.com/gpu-mem","ignoredByScheduler":false}],"ignorable":false}],"hardPodAffinitySymmetricWeight":10}"#;
 
-fn wanted() -> Wanted {
-    Wanted {
+fn wanted() -> WantedSettings {
+    WantedSettings {
         stanza: Stanza::new(LOCAL_URL, Tls::default()).expect("an address"),
-        address: Address::Default,
+        address: ExtenderAddressSource::Default,
         kubeconfig: None,
         default_kubeconfig: "/etc/kubernetes/scheduler.conf".to_owned(),
         profile: None,
@@ -97,7 +97,7 @@ fn a_busy_file_keeps_what_is_in_it() {
 #[test]
 fn merging_a_file_for_a_new_cluster_changes_nothing() {
     let stanza = wanted().stanza;
-    let fresh = Whole {
+    let fresh = WholeConfig {
         stanza: &stanza,
         kubeconfig: Some("/etc/kubernetes/scheduler.conf"),
         profile: "default-scheduler",
@@ -243,9 +243,9 @@ fn certificates_in_the_file_stay_and_no_key_is_told() {
         }),
         ..Tls::default()
     };
-    let other = Wanted {
+    let other = WantedSettings {
         stanza: Stanza::new("https://10.0.0.7:1/gpushare-scheduler", tls).expect("an address"),
-        address: Address::Cluster,
+        address: ExtenderAddressSource::Cluster,
         ..wanted()
     };
     let found = merge(&old, "old.yaml", &other).expect("it merges");
@@ -265,10 +265,13 @@ fn the_address_stays_unless_another_is_asked_for() {
         "http://10.0.0.9:32766/gpushare-scheduler"
     );
     for (address, why) in [
-        (Address::Flag, ": from --extender-url"),
-        (Address::Cluster, ": the address of the installed extender (--from-cluster)"),
+        (ExtenderAddressSource::Flag, ": from --extender-url"),
+        (
+            ExtenderAddressSource::Cluster,
+            ": the address of the installed extender (--from-cluster)",
+        ),
     ] {
-        let other = Wanted { address, ..wanted() };
+        let other = WantedSettings { address, ..wanted() };
         let found = merge(&old, "old.yaml", &other).expect("it merges");
         assert_eq!(value(&found)["extenders"][0]["urlPrefix"], LOCAL_URL);
         let note = format!("changed: extenders[0].urlPrefix http://10.0.0.9:32766/gpushare-scheduler to {LOCAL_URL}{why}");
@@ -276,7 +279,7 @@ fn the_address_stays_unless_another_is_asked_for() {
         // A second merge keeps the address, and names its source again.
         let kept = merge(&found.text, "new.yaml", &other).expect("it merges");
         let why = match address {
-            Address::Cluster => "it is the address of the installed extender",
+            ExtenderAddressSource::Cluster => "it is the address of the installed extender",
             _ => "--extender-url changes it",
         };
         let note = format!("kept: extenders[0].urlPrefix {LOCAL_URL}; {why}");
@@ -329,11 +332,12 @@ fn a_field_that_no_scheduler_knows_is_warned_of() {
 
 #[test]
 fn a_profile_that_is_asked_for_is_there() {
-    let profile = |name: &str| Wanted {
+    let profile = |name: &str| WantedSettings {
         profile: Some(name.to_owned()),
         ..wanted()
     };
-    let names = |wanted: &Wanted, input: &str| value(&merge(input, "old.yaml", wanted).expect("it merges"))["profiles"].clone();
+    let names =
+        |wanted: &WantedSettings, input: &str| value(&merge(input, "old.yaml", wanted).expect("it merges"))["profiles"].clone();
     let mine =
         format!("apiVersion: {API_VERSION}\nkind: KubeSchedulerConfiguration\nprofiles: [{{percentageOfNodesToScore: 5}}]\n");
     assert_eq!(

@@ -6,8 +6,8 @@ use divvy_extender::admission::{DEFAULT_SCHEDULER, check_scheduler_name, path};
 
 use divvy_extender::admission::assigned;
 
-use super::super::Error;
-use super::Version;
+use super::super::SchedulerConfigError;
+use super::KubernetesVersion;
 
 /// The value of `--mutate-with`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -22,7 +22,7 @@ pub enum MutateWith {
 
 impl MutateWith {
     /// Return the default for a version, which is the choice that needs no flags of the API server.
-    pub fn of(version: Version) -> MutateWith {
+    pub fn of(version: KubernetesVersion) -> MutateWith {
         if version.minor >= POLICY_GA {
             MutateWith::Policy
         } else {
@@ -44,27 +44,27 @@ pub enum Mutation {
     /// A policy, see [`MutateWith::Policy`].
     Policy,
     /// A webhook, see [`MutateWith::Webhook`].
-    Webhook(Webhook),
+    Webhook(WebhookService),
     /// No object, see [`MutateWith::None`].
     None,
 }
 
 /// The extender's Service and CA, with which the API server calls the extender.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Webhook {
+pub struct WebhookService {
     namespace: String,
     service: String,
     port: u16,
     ca: String,
 }
 
-impl Webhook {
+impl WebhookService {
     /// Check that the API server can call the extender at `url`. `ca` is the CA of the extender's certificate, as base64 of PEM.
     /// The API server always expects the name of the Service in the certificate. A different `server_name`, which kube-scheduler
     /// would expect, is therefore an error.
-    pub fn new(url: &str, server_name: Option<&str>, ca: &str) -> Result<Webhook, Error> {
+    pub fn new(url: &str, server_name: Option<&str>, ca: &str) -> Result<WebhookService, SchedulerConfigError> {
         let wrong = |why: String| {
-            Error::Webhook(format!(
+            SchedulerConfigError::Webhook(format!(
                 "{why}. Use the extender that the chart installs, with TLS and a Service, with --from-cluster; or, if you manage its certificates in a \
                  Secret, add --extender-url https://NAME.NAMESPACE.svc:32766/gpushare-scheduler and --tls-secret; or omit the webhook \
                  with --mutate-with none"
@@ -90,7 +90,7 @@ impl Webhook {
                 "the API server expects a webhook's certificate for the name {expected}, and --tls-server-name names {other}"
             )));
         }
-        Ok(Webhook {
+        Ok(WebhookService {
             namespace: namespace.to_owned(),
             service: service.to_owned(),
             port,
@@ -101,11 +101,11 @@ impl Webhook {
 
 impl Mutation {
     /// Return the manifests, in which `{name}` stands for the scheduler's name.
-    pub(super) fn text(&self, version: Version, name: &str) -> Result<String, Error> {
+    pub(super) fn text(&self, version: KubernetesVersion, name: &str) -> Result<String, SchedulerConfigError> {
         match self {
             Mutation::Policy => policy(version),
             Mutation::Webhook(webhook) => {
-                check_scheduler_name(name).map_err(|why| Error::Webhook(format!("--profile {why}")))?;
+                check_scheduler_name(name).map_err(|why| SchedulerConfigError::Webhook(format!("--profile {why}")))?;
                 Ok(webhook.text(version, name))
             }
             Mutation::None => Ok(format!(
@@ -116,7 +116,7 @@ impl Mutation {
     }
 }
 
-fn policy(version: Version) -> Result<String, Error> {
+fn policy(version: KubernetesVersion) -> Result<String, SchedulerConfigError> {
     let (api, remark) = match version.minor {
         POLICY_GA.. => ("v1", String::new()),
         POLICY_BETA.. => (
@@ -127,7 +127,7 @@ fn policy(version: Version) -> Result<String, Error> {
                  use --mutate-with webhook then.\n",
             ),
         ),
-        _ => return Err(Error::NoPolicy(version)),
+        _ => return Err(SchedulerConfigError::NoPolicy(version)),
     };
     Ok(POLICY
         .replace("{remark}", &remark)
@@ -135,8 +135,8 @@ fn policy(version: Version) -> Result<String, Error> {
         .replace("{conditions}", &conditions("  ")))
 }
 
-impl Webhook {
-    fn text(&self, version: Version, name: &str) -> String {
+impl WebhookService {
+    fn text(&self, version: KubernetesVersion, name: &str) -> String {
         let why = match version.minor {
             POLICY_GA.. => {
                 "Chosen with --mutate-with: on this version a MutatingAdmissionPolicy does the same without a call.".to_owned()
@@ -283,12 +283,12 @@ mod tests {
 
     const URL: &str = "https://divvy-extender.divvy-system.svc:32766/gpushare-scheduler";
 
-    fn version(text: &str) -> Version {
+    fn version(text: &str) -> KubernetesVersion {
         text.parse().expect("a version")
     }
 
     fn webhook() -> Mutation {
-        Mutation::Webhook(Webhook::new(URL, None, "Y2E=").expect("an address"))
+        Mutation::Webhook(WebhookService::new(URL, None, "Y2E=").expect("an address"))
     }
 
     fn text(mutation: &Mutation, on: &str) -> String {
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn a_webhook_that_no_api_server_could_call_is_refused_in_words() {
         let check = |url: &str, server_name: Option<&str>, part: &str| {
-            let why = Webhook::new(url, server_name, "Y2E=").expect_err(url).to_string();
+            let why = WebhookService::new(url, server_name, "Y2E=").expect_err(url).to_string();
             assert!(why.contains(part) && why.contains("--from-cluster"), "{url}: {why}");
         };
         check(
@@ -374,7 +374,7 @@ mod tests {
             ("https://e.n.svc.cluster.local:9/gpushare-scheduler", 9),
             ("https://e.n.svc/gpushare-scheduler", 443),
         ] {
-            let found = Webhook::new(url, Some("e.n.svc"), "Y2E=").expect("an address");
+            let found = WebhookService::new(url, Some("e.n.svc"), "Y2E=").expect("an address");
             assert_eq!(
                 (found.service.as_str(), found.namespace.as_str(), found.port),
                 ("e", "n", port)

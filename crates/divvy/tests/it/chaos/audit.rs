@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use divvy_audit::{Level, What};
+use divvy_audit::{FindingKind, FindingLevel};
 use divvy_model::machine::{MachineNode, Machines};
 use divvy_model::{Allocation, names};
-use divvy_testbed::api::Event;
+use divvy_testbed::api::StoreEvent;
 use serde_json::Value;
 
 use crate::record::{self, Record};
@@ -72,14 +72,16 @@ pub(super) fn ended(pod: &Value) -> bool {
 }
 
 /// Return what was wrong in a history, with the record of the containers that ran.
-pub(super) fn faults(history: &[Event], record: &Record, machines: &Machines) -> Vec<String> {
+pub(super) fn faults(history: &[StoreEvent], record: &Record, machines: &Machines) -> Vec<String> {
     let mut found = match record.audit(history, machines) {
         // The history has no times, so the audit cannot tell when memory that a departed pod's container holds is free again.
         // `overlaps` can.
         Ok(outcome) => outcome
             .findings
             .iter()
-            .filter(|finding| finding.what.level() != Level::Note && !matches!(finding.what, What::GivenEarly { .. }))
+            .filter(|finding| {
+                finding.what.level() != FindingLevel::Note && !matches!(finding.what, FindingKind::GivenEarly { .. })
+            })
             .map(|finding| format!("revision {:?}: {}: {}", finding.at.revision, finding.what.id(), finding.what))
             .collect(),
         Err(error) => vec![format!("{error:#}")],
@@ -100,7 +102,7 @@ struct Bound {
 }
 
 /// Check each state of each pod. Return the pods that were bound, by UID.
-fn pods(history: &[Event], gpus: &Gpus, found: &mut Vec<String>) -> BTreeMap<String, Bound> {
+fn pods(history: &[StoreEvent], gpus: &Gpus, found: &mut Vec<String>) -> BTreeMap<String, Bound> {
     let mut pods: BTreeMap<String, Bound> = BTreeMap::new();
     for event in history.iter().filter(|event| &*event.resource == "pods") {
         let object = &event.object;

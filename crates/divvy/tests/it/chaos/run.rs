@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use divvy_testbed::api::{DeleteOptions, Effect, Faults, Match, Rule, RuleId};
-use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::api::{DeleteOptions, Effect, FaultRule, Faults, Match, RuleId};
+use divvy_testbed::embedded::{Embedded, EmbeddedSettings};
 use divvy_testbed::node::AdmissionOrder;
 use divvy_testkit::dice::Dice;
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ impl Chaos {
     async fn start(seed: u64) -> std::io::Result<Chaos> {
         let mut dice = Dice::new(seed);
         let plan = Plan::draw(&mut dice);
-        let mut settings = Settings::new(plan.machines(), programs());
+        let mut settings = EmbeddedSettings::new(plan.machines(), programs());
         settings.seed = seed;
         let mut cluster = Embedded::start(settings).await?;
         let gpus = audit::gpus(cluster.machines());
@@ -327,7 +327,7 @@ impl Chaos {
         }
     }
 
-    fn add_rule(&mut self, until: usize, rule: Rule, what: &'static str) {
+    fn add_rule(&mut self, until: usize, rule: FaultRule, what: &'static str) {
         let id = self.faults().add(rule);
         self.rules.push((until, id, what));
     }
@@ -564,7 +564,7 @@ impl Chaos {
                 self.does(format_args!(
                     "{what}: {effect:?}, {percent} %, {steps} steps, watches cut: {cut}"
                 ));
-                let rule = Rule::new(Match::any().client(client), effect).chance(percent, self.seed + self.step as u64);
+                let rule = FaultRule::new(Match::any().client(client), effect).chance(percent, self.seed + self.step as u64);
                 self.add_rule(self.step + steps, rule, what);
                 // Watches must then be resumed during the fault.
                 if cut {
@@ -574,7 +574,7 @@ impl Chaos {
             (false, 87..=92) => {
                 let times = self.dice.between(1, 3);
                 self.does(format_args!("lose {times} answers to bindings"));
-                let rule = Rule::new(bindings(), Effect::LoseAnswer).times(times);
+                let rule = FaultRule::new(bindings(), Effect::LoseAnswer).times(times);
                 self.add_rule(usize::MAX, rule, "binding answer lost");
             }
             (false, 93..=96) => {
@@ -582,7 +582,7 @@ impl Chaos {
                 let steps = self.dice.between(2, 5) as usize;
                 self.does(format_args!("{steps} steps with bindings that take {ms} ms"));
                 let effect = Effect::Latency(Duration::from_millis(ms));
-                self.add_rule(self.step + steps, Rule::new(bindings(), effect), "binding delayed");
+                self.add_rule(self.step + steps, FaultRule::new(bindings(), effect), "binding delayed");
             }
             (false, _) => {
                 let ms = self.dice.between(200, 1000);

@@ -295,13 +295,13 @@ fn node_settings_are_mounted_files_that_agents_read() {
     let files = named("ConfigMap", "divvy-agent-node-configs")["data"]
         .as_object()
         .expect("a map");
-    let settings = |name: &str| divvy_agent::Settings::parse(name, files[name].as_str().expect("text")).expect("understood");
+    let settings = |name: &str| divvy_agent::AgentSettings::parse(name, files[name].as_str().expect("text")).expect("understood");
     assert_eq!(files.len(), 2);
     assert_eq!(settings("default").reserve_memory, Some(divvy_model::MiB(512)));
     let mig = settings("a100-mig");
     assert_eq!(
         (mig.mig_strategy, mig.whole_gpus),
-        (Some(divvy_agent::MigStrategy::Mixed), Some(true))
+        (Some(divvy_agent::MigStrategyArg::Mixed), Some(true))
     );
     let pod = &named("DaemonSet", "divvy-agent")["spec"]["template"]["spec"];
     let agent = &pod["containers"][0];

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use divvy_model::names;
-use divvy_testbed::api::{Clock, Effect, Match, PatchKind, Rule};
+use divvy_testbed::api::{Clock, Effect, FaultRule, Match, PatchKind};
 use divvy_testbed::builders::pod;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -27,7 +27,7 @@ async fn r08_a_bind_that_failed_leaves_no_annotation_and_no_booking() {
     let effects = [refuse(403), refuse(409), refuse(429), refuse(500), Effect::LoseRequest];
     for (i, effect) in effects.into_iter().enumerate() {
         let name = format!("p-{i}");
-        let rule = bed.api().faults().add(Rule::new(bindings(), effect.clone()).times(2));
+        let rule = bed.api().faults().add(FaultRule::new(bindings(), effect.clone()).times(2));
         bed.create(&pod(&name).gpu_mem(4));
         bed.running(&name).await;
         assert_eq!(bed.api().faults().remove(rule), 2, "{effect:?}");
@@ -35,7 +35,7 @@ async fn r08_a_bind_that_failed_leaves_no_annotation_and_no_booking() {
         bed.gone(&name).await;
     }
     // A pod whose bind never succeeds holds no memory once it is gone. The audit checks that it had no annotation meanwhile.
-    let rule = bed.api().faults().add(Rule::new(bindings(), refuse(500)));
+    let rule = bed.api().faults().add(FaultRule::new(bindings(), refuse(500)));
     bed.create(&pod("never").gpu_mem(4));
     bed.event("never", "FailedScheduling", "Internal error occurred").await;
     assert!(!bed.is_bound("never"));
@@ -49,7 +49,10 @@ async fn r08_a_bind_that_failed_leaves_no_annotation_and_no_booking() {
 #[tokio::test]
 async fn r09_a_bind_whose_answer_was_lost_is_not_written_again() {
     let mut bed = Bed::new(&[&[4, 4], &[4]]).await;
-    let rule = bed.api().faults().add(Rule::new(bindings(), Effect::LoseAnswer).times(1));
+    let rule = bed
+        .api()
+        .faults()
+        .add(FaultRule::new(bindings(), Effect::LoseAnswer).times(1));
     let uid = bed.create(&pod("a").gpu_mem(3));
     bed.running("a").await;
     assert_eq!(bed.api().faults().remove(rule), 1);
@@ -81,9 +84,9 @@ async fn r09_a_bind_of_unknown_outcome_keeps_its_booking() {
     let bed = Bed::new(&[&[4]]).await;
     bed.settled().await;
     let faults = bed.api().faults();
-    faults.add(Rule::new(bindings(), Effect::LoseAnswer).times(1));
+    faults.add(FaultRule::new(bindings(), Effect::LoseAnswer).times(1));
     let reads = Match::any().verb("get").resource("pods").client("extender");
-    faults.add(Rule::new(reads, refuse(503)));
+    faults.add(FaultRule::new(reads, refuse(503)));
     let uid = bed.create_by_hand(&pod("a").gpu_mem(3));
     let error = bed.bind_known("a", &uid, "n1").await;
     assert!(error.contains("it is not known whether the pod is bound"), "{error}");
@@ -103,7 +106,7 @@ async fn r09_a_bind_of_unknown_outcome_keeps_its_booking() {
 async fn r10_of_two_binds_in_flight_for_the_last_room_one_succeeds() {
     let bed = Bed::new(&[&[4, 4], &[4]]).await;
     let latency = Effect::Latency(Duration::from_millis(250));
-    bed.api().faults().add(Rule::new(bindings(), latency));
+    bed.api().faults().add(FaultRule::new(bindings(), latency));
     let [a, b, c] = ["a", "b", "c"].map(|name| bed.create_by_hand(&pod(name).gpu_mem(3)));
     // Two of three pods fit on n1, one per GPU.
     let answers = tokio::join!(bed.bind("a", &a, "n1"), bed.bind("b", &b, "n1"), bed.bind("c", &c, "n1"));

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{NAMESPACE, Play, Stop, state, stop_api};
+use super::{NAMESPACE, Play, PlayStop, state, stop_api};
 use crate::builders::{PodBuilder, pod};
-use crate::scenario::{Cluster, End, Machine, Part, Plugin};
+use crate::scenario::{Cluster, ClusterProgram, End, PluginSetup, TestbedMachine};
 
 /// How many guest pods were created, and how many of them ran.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,14 +27,14 @@ pub(in crate::scenario) struct Guests {
 
 /// A background task that creates and deletes pods while the play does something else.
 #[derive(Debug)]
-pub(in crate::scenario) struct Load {
+pub(in crate::scenario) struct BackgroundLoad {
     token: CancellationToken,
     task: JoinHandle<kube::Result<Guests>>,
 }
 
-impl Load {
+impl BackgroundLoad {
     /// Stop the task and return its counts.
-    pub(in crate::scenario) async fn finish(self) -> Result<Guests, Stop> {
+    pub(in crate::scenario) async fn finish(self) -> Result<Guests, PlayStop> {
         self.token.cancel();
         let made = self.task.await.map_err(io::Error::other)?;
         made.map_err(|source| stop_api("a pod could not be created or deleted".to_owned(), source))
@@ -43,7 +43,7 @@ impl Load {
 
 impl<C: Cluster> Play<'_, C> {
     /// Let a machine's node join, wait until it offers everything that the machine has, and return the node's name.
-    pub(in crate::scenario) async fn ready(&mut self, machine: Machine) -> Result<String, Stop> {
+    pub(in crate::scenario) async fn ready(&mut self, machine: TestbedMachine) -> Result<String, PlayStop> {
         let missing = || io::Error::new(io::ErrorKind::NotFound, format!("this cluster has no node like {machine:?}"));
         let node = self.cluster.node_of(machine).ok_or_else(missing)?;
         self.cluster.join(&node).await?;
@@ -52,14 +52,14 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Run `nvidia-device-plugin` on a node in place of the agent, or change its configuration.
-    pub(in crate::scenario) async fn run_plugin(&mut self, node: &str, plugin: Plugin<'_>) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn run_plugin(&mut self, node: &str, plugin: PluginSetup<'_>) -> Result<(), PlayStop> {
         self.cluster.run_plugin(node, Some(plugin)).await?;
         let lines = plugin.config.trim().lines().map(str::to_owned).collect();
         self.step("configured", node, "nvidia-device-plugin has this configuration:", lines)
     }
 
     /// Run the agent again on a node that is left without pods, and wait until it offers everything that its machine has.
-    pub(in crate::scenario) async fn run_agent(&mut self, node: &str, machine: Machine) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn run_agent(&mut self, node: &str, machine: TestbedMachine) -> Result<(), PlayStop> {
         self.delete_all().await?;
         self.cluster.run_plugin(node, None).await?;
         self.offers(node, machine.units()).await?;
@@ -67,7 +67,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Kill a program and start it again.
-    pub(in crate::scenario) async fn kill_and_start(&mut self, part: Part<'_>, name: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn kill_and_start(&mut self, part: ClusterProgram<'_>, name: &str) -> Result<(), PlayStop> {
         self.cluster.stop(part, End::Killed).await?;
         self.step("killed", name, "", Vec::new())?;
         self.cluster.start(part).await?;
@@ -75,7 +75,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Remove the pods and cordons that an interrupted play left behind.
-    pub async fn begin(&mut self) -> Result<(), Stop> {
+    pub async fn begin(&mut self) -> Result<(), PlayStop> {
         for node in self.nodes().await? {
             if node.spec.unschedulable {
                 self.cordon(&node.metadata.name.unwrap_or_default(), false).await?;
@@ -85,14 +85,14 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Create a pod without telling the listener.
-    pub(in crate::scenario) async fn create_quietly(&self, pod: &PodBuilder) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn create_quietly(&self, pod: &PodBuilder) -> Result<(), PlayStop> {
         create(&self.cluster.client(), &pod.build())
             .await
             .map_err(|source| stop_api("a pod could not be created".to_owned(), source))
     }
 
     /// Delete a pod without telling the listener, and wait until it is gone.
-    pub(in crate::scenario) async fn delete_quietly(&self, name: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn delete_quietly(&self, name: &str) -> Result<(), PlayStop> {
         let pods = self.pods(NAMESPACE);
         let deleted = pods.delete(name, &DeleteParams::default()).await;
         deleted.map_err(|source| stop_api(format!("pod {name} could not be deleted"), source))?;
@@ -112,7 +112,7 @@ impl<C: Cluster> Play<'_, C> {
         name: &str,
         replicas: u32,
         pod: &PodBuilder,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), PlayStop> {
         let labels = json!({"app": name});
         let deployment = json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": NAMESPACE},
@@ -130,7 +130,7 @@ impl<C: Cluster> Play<'_, C> {
         )
     }
 
-    pub(in crate::scenario) async fn scale(&mut self, name: &str, replicas: u32) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn scale(&mut self, name: &str, replicas: u32) -> Result<(), PlayStop> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let patched = self.deployments().patch(name, &PatchParams::default(), &patch).await;
         patched.map_err(|source| stop_api(format!("deployment {name} could not be scaled"), source))?;
@@ -147,7 +147,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Delete a pod as `kubectl delete --force --grace-period=0` does.
-    pub(in crate::scenario) async fn force_delete(&mut self, name: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn force_delete(&mut self, name: &str) -> Result<(), PlayStop> {
         let deleted = self
             .pods(NAMESPACE)
             .delete(name, &DeleteParams::default().grace_period(0))
@@ -156,7 +156,7 @@ impl<C: Cluster> Play<'_, C> {
         self.step("deleted", &format!("{NAMESPACE}/{name}"), "by force", Vec::new())
     }
 
-    pub(in crate::scenario) async fn cordon(&mut self, node: &str, cordoned: bool) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn cordon(&mut self, node: &str, cordoned: bool) -> Result<(), PlayStop> {
         let nodes: Api<Node> = Api::all(self.cluster.client());
         let patch = Patch::Merge(json!({"spec": {"unschedulable": cordoned}}));
         let patched = nodes.patch(node, &PatchParams::default(), &patch).await;
@@ -166,7 +166,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Set a label of a node, or remove it.
-    pub(in crate::scenario) async fn label(&mut self, node: &str, key: &str, value: Option<&str>) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn label(&mut self, node: &str, key: &str, value: Option<&str>) -> Result<(), PlayStop> {
         let nodes: Api<Node> = Api::all(self.cluster.client());
         let patch = Patch::Merge(json!({"metadata": {"labels": {key: value}}}));
         let patched = nodes.patch(node, &PatchParams::default(), &patch).await;
@@ -176,7 +176,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Evict the play's pods from a node, as `kubectl drain` does, and return how many there were.
-    pub(in crate::scenario) async fn evict_all(&mut self, node: &str) -> Result<usize, Stop> {
+    pub(in crate::scenario) async fn evict_all(&mut self, node: &str) -> Result<usize, PlayStop> {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client(), NAMESPACE);
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
         let found = pods
@@ -192,8 +192,8 @@ impl<C: Cluster> Play<'_, C> {
         Ok(found.items.len())
     }
 
-    /// Create pods of this size on a node, one after another, until [`Load::finish`]. Each is deleted once it runs, or after 10 s.
-    pub(in crate::scenario) fn come_and_go(&self, node: &str, units: u64) -> Load {
+    /// Create pods of this size on a node, one after another, until [`BackgroundLoad::finish`]. Each is deleted once it runs, or after 10 s.
+    pub(in crate::scenario) fn come_and_go(&self, node: &str, units: u64) -> BackgroundLoad {
         let token = CancellationToken::new();
         let (own, client, node) = (token.clone(), self.cluster.client(), node.to_owned());
         let task = tokio::spawn(async move {
@@ -217,11 +217,11 @@ impl<C: Cluster> Play<'_, C> {
             }
             Ok(guests)
         });
-        Load { token, task }
+        BackgroundLoad { token, task }
     }
 
     /// Delete every Deployment and pod of the play, and wait until they are gone.
-    pub(in crate::scenario) async fn delete_all(&self) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn delete_all(&self) -> Result<(), PlayStop> {
         let every = ListParams::default();
         let deployments = self.deployments();
         let cleared = deployments.delete_collection(&DeleteParams::background(), &every).await;
@@ -245,7 +245,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Delete every Deployment and pod of the play. Wait until they are gone, no memory is held, and no grant file is left.
-    pub async fn clear(&mut self) -> Result<(), Stop> {
+    pub async fn clear(&mut self) -> Result<(), PlayStop> {
         self.delete_all().await?;
         for object in self.nodes().await? {
             let node = object.metadata.name.clone().unwrap_or_default();

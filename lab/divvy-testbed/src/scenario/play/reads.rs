@@ -8,9 +8,9 @@ use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
 use super::actions::offered;
-use super::{NAMESPACE, Play, Stop, state, stop_api};
-use crate::scenario::{Cluster, Report};
-use crate::story::Event;
+use super::{NAMESPACE, Play, PlayStop, state, stop_api};
+use crate::scenario::{Cluster, SelfReport};
+use crate::story::StoryEvent;
 
 /// How the program of a new pod took over the memory of an old pod's program.
 #[derive(Debug, Clone, Copy)]
@@ -24,26 +24,26 @@ pub(in crate::scenario) struct HandedOver {
 }
 
 /// A pod UID, a container name, and the container's report.
-pub(in crate::scenario) type Seen = (String, String, Report);
+pub(in crate::scenario) type SeenReport = (String, String, SelfReport);
 
 impl<C: Cluster> Play<'_, C> {
-    pub(in crate::scenario) async fn uid(&self, name: &str) -> Result<String, Stop> {
+    pub(in crate::scenario) async fn uid(&self, name: &str) -> Result<String, PlayStop> {
         Ok(self.get(NAMESPACE, name).await?.metadata.uid.unwrap_or_default())
     }
 
-    pub(in crate::scenario) async fn all_pods(&self) -> Result<Vec<PodObject>, Stop> {
+    pub(in crate::scenario) async fn all_pods(&self) -> Result<Vec<PodObject>, PlayStop> {
         let found = self.pods(NAMESPACE).list(&ListParams::default()).await;
         Ok(found.map_err(|source| stop_api("list of pods".to_owned(), source))?.items)
     }
 
-    pub(in crate::scenario) async fn nodes(&self) -> Result<Vec<NodeObject>, Stop> {
+    pub(in crate::scenario) async fn nodes(&self) -> Result<Vec<NodeObject>, PlayStop> {
         let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
         let found = nodes.list(&ListParams::default()).await;
         Ok(found.map_err(|source| stop_api("list of nodes".to_owned(), source))?.items)
     }
 
     /// Return a node's internal address, as tables print it.
-    pub(in crate::scenario) async fn address(&self, node: &str) -> Result<String, Stop> {
+    pub(in crate::scenario) async fn address(&self, node: &str) -> Result<String, PlayStop> {
         let nodes = self.nodes().await?;
         let found = nodes.into_iter().find(|object| object.metadata.name.as_deref() == Some(node));
         let addresses = found.and_then(|object| object.status).unwrap_or_default().addresses;
@@ -52,7 +52,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until a node's status offers this many units.
-    pub(in crate::scenario) async fn offers(&self, node: &str, units: u64) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn offers(&self, node: &str, units: u64) -> Result<(), PlayStop> {
         let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
         self.eventually(&format!("node {node} to offer {units} units"), async |play| {
             Ok(match nodes.get(node).await {
@@ -68,7 +68,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until a node's status offers this amount of an extended resource.
-    pub(in crate::scenario) async fn has(&self, node: &str, resource: &str, amount: u64) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn has(&self, node: &str, resource: &str, amount: u64) -> Result<(), PlayStop> {
         let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
         self.eventually(&format!("node {node} to offer {amount} of {resource}"), async |_| {
             let found = match nodes.get(node).await {
@@ -86,7 +86,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until shares of a node's GPUs are enforced in this way, or no longer.
-    pub(in crate::scenario) async fn enforces(&mut self, node: &str, kind: Enforcement, expected: bool) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn enforces(&mut self, node: &str, kind: Enforcement, expected: bool) -> Result<(), PlayStop> {
         self.eventually("what enforces shares", async |play| {
             let nodes = play.nodes().await?;
             let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
@@ -102,7 +102,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until `kubectl inspect gpushare` reports this many allocated units on a node, and check the result.
-    pub(in crate::scenario) async fn used(&mut self, node: &str, units: u64) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn used(&mut self, node: &str, units: u64) -> Result<(), PlayStop> {
         let line = format!("{units}/");
         // Sums of whole GPUs follow, without a percentage.
         let total = |output: &str| {
@@ -126,10 +126,10 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until the answer of `divvy why` about a pod contains every part, and show the answer. Each part is a check.
-    pub(in crate::scenario) async fn why(&mut self, name: &str, parts: &[&str]) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn why(&mut self, name: &str, parts: &[&str]) -> Result<(), PlayStop> {
         let holds = |output: &str| parts.iter().all(|part| output.contains(part));
         let output = self.until_said(&["why", name], holds).await?;
-        self.tell(Event::Command {
+        self.tell(StoryEvent::Command {
             text: format!("kubectl divvy why {name}"),
             output: output.clone(),
         })?;
@@ -140,7 +140,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Run `divvy` with these arguments until `holds` accepts its output, or until the time is up. Return the last output.
-    async fn until_said(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Stop> {
+    async fn until_said(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, PlayStop> {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             let (output, errors, _) = self.run_divvy(args).await?;
@@ -153,7 +153,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until the scheduler refuses a pod with a message that contains `part`, and tell the listener.
-    pub(in crate::scenario) async fn refused(&mut self, name: &str, part: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn refused(&mut self, name: &str, part: &str) -> Result<(), PlayStop> {
         let message = self
             .eventually(&format!("pod {name} to be refused with {part:?}"), async |play| {
                 let pod = play.get(NAMESPACE, name).await?;
@@ -170,7 +170,7 @@ impl<C: Cluster> Play<'_, C> {
         self.step("pending", &format!("{NAMESPACE}/{name}"), &message, Vec::new())
     }
 
-    pub(in crate::scenario) async fn phase(&mut self, name: &str, phase: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn phase(&mut self, name: &str, phase: &str) -> Result<(), PlayStop> {
         let why = self
             .eventually(&format!("pod {name} to be {phase}"), async |play| {
                 let pod = play.get(NAMESPACE, name).await?;
@@ -182,20 +182,20 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait for an event about a pod, and tell the listener.
-    pub async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), Stop> {
+    pub async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), PlayStop> {
         let text = self.event_text(pod, reason, part).await?;
         let about = format!("{NAMESPACE}/{pod}");
         self.step("event", &about, &format!("{reason}: {text}"), Vec::new())
     }
 
     /// Wait for an event about a node, and tell the listener.
-    pub(in crate::scenario) async fn node_event(&mut self, node: &str, reason: &str, part: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn node_event(&mut self, node: &str, reason: &str, part: &str) -> Result<(), PlayStop> {
         let text = self.event_text(node, reason, part).await?;
         self.step("event", node, &format!("{reason}: {text}"), Vec::new())
     }
 
     /// Wait for an event about a pod or a node, which Kubernetes keeps in the same namespace.
-    async fn event_text(&self, about: &str, reason: &str, part: &str) -> Result<String, Stop> {
+    async fn event_text(&self, about: &str, reason: &str, part: &str) -> Result<String, PlayStop> {
         self.eventually(&format!("event {reason} about {about} with {part:?}"), async |play| {
             let mut texts = play.event_texts(about, reason).await?.into_iter();
             Ok(texts
@@ -206,7 +206,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Return the texts of the events about a pod or a node that have this reason now.
-    pub(in crate::scenario) async fn event_texts(&self, about: &str, reason: &str) -> Result<Vec<String>, Stop> {
+    pub(in crate::scenario) async fn event_texts(&self, about: &str, reason: &str) -> Result<Vec<String>, PlayStop> {
         let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.cluster.client(), NAMESPACE);
         let of = ListParams::default().fields(&format!("involvedObject.name={about}"));
         let told = events.list(&of).await;
@@ -216,7 +216,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait until a Deployment has `all` pods, of which `ready` are ready.
-    pub(in crate::scenario) async fn replicas(&mut self, name: &str, all: i32, ready: i32) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn replicas(&mut self, name: &str, all: i32, ready: i32) -> Result<(), PlayStop> {
         let deployments = self.deployments();
         self.eventually(&format!("{ready} of {all} replicas of {name} to be ready"), async |_| {
             let found = deployments
@@ -241,7 +241,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Return the report of every running app container.
-    pub(in crate::scenario) async fn reports(&self) -> Result<Vec<Seen>, Stop> {
+    pub(in crate::scenario) async fn reports(&self) -> Result<Vec<SeenReport>, PlayStop> {
         let mut found = Vec::new();
         for pod in self.all_pods().await? {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
@@ -256,7 +256,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Check that each of these programs still runs in the same container.
-    pub(in crate::scenario) async fn unmoved(&mut self, before: &[Seen]) -> Result<(), Stop> {
+    pub(in crate::scenario) async fn unmoved(&mut self, before: &[SeenReport]) -> Result<(), PlayStop> {
         for (uid, container, then) in before {
             let now = self.cluster.report(uid, container).await?;
             if now.as_ref() != Some(then) {
@@ -272,7 +272,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Watch the old and the new program until the new one runs.
-    pub(in crate::scenario) async fn hand_over(&mut self, old_uid: &str, new: &str) -> Result<HandedOver, Stop> {
+    pub(in crate::scenario) async fn hand_over(&mut self, old_uid: &str, new: &str) -> Result<HandedOver, PlayStop> {
         let new_uid = self.uid(new).await?;
         let mut ended = None;
         let mut early = false;
@@ -310,7 +310,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Tell the listener a figure that the play measured.
-    pub(in crate::scenario) fn measured(&mut self, text: &str) -> Result<(), Stop> {
+    pub(in crate::scenario) fn measured(&mut self, text: &str) -> Result<(), PlayStop> {
         self.step("measured", text, "", Vec::new())
     }
 }

@@ -19,9 +19,9 @@ use tokio::task::JoinHandle;
 use super::node_configs::configure;
 use super::programs::{restart_with, restored};
 use crate::builders::pod;
-use crate::scenario::isolation::{self, Library, User};
+use crate::scenario::isolation::{self, LoadedLibrary, UsingPod};
 use crate::scenario::play::NAMESPACE;
-use crate::scenario::{Machine, Play, RunsGpuPrograms, Stop};
+use crate::scenario::{Play, PlayStop, RunsGpuPrograms, TestbedMachine};
 
 const MIB: u64 = 1 << 20;
 /// What a context of the simulated driver takes.
@@ -59,7 +59,7 @@ const REASONS: [&str; 5] = [CHANGED, BUSY, AVOIDED, EXCEEDED, "TooManyGpuProcess
 
 /// What must come of an attack.
 #[derive(Debug, Clone, Copy)]
-enum Expected {
+enum ExpectedResult {
     /// The kernel refuses every call, and nothing is reported.
     Refused,
     /// One of these events.
@@ -85,10 +85,10 @@ enum Besides {
 struct Attack {
     name: &'static str,
     besides: Besides,
-    expected: Expected,
+    expected: ExpectedResult,
 }
 
-const fn attack(name: &'static str, expected: Expected) -> Attack {
+const fn attack(name: &'static str, expected: ExpectedResult) -> Attack {
     Attack {
         name,
         besides: Besides::Nothing,
@@ -103,7 +103,7 @@ const fn with(besides: Besides, attack: Attack) -> Attack {
 /// What happens at the same time on the two nodes. What can delay an agent is alone on its node.
 const TURNS: [[&[Attack]; 2]; 5] = {
     use Besides::{Allocates, AvoidsTheGuard};
-    use Expected::{Named, NamedIfDone, Refused};
+    use ExpectedResult::{Named, NamedIfDone, Refused};
     [
         // The agent has both files open for writing, so there is no lease.
         [&[attack("lease-limits", Refused)], &[attack("lease-usage", Refused)]],
@@ -137,19 +137,19 @@ const TURNS: [[&[Attack]; 2]; 5] = {
 struct Lane {
     node: String,
     agent: SocketAddr,
-    honest: User,
-    limits: Limits,
+    honest: UsingPod,
+    limits: StatedLimits,
 }
 
 /// A hostile pod.
 struct Hostile {
     attack: Attack,
-    user: User,
+    user: UsingPod,
 }
 
 /// What the file of limits says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-struct Limits {
+struct StatedLimits {
     bytes: u64,
     rate: u64,
     is_stopped: bool,
@@ -157,7 +157,7 @@ struct Limits {
 
 /// What became of an attack.
 #[derive(Debug, Deserialize)]
-struct Outcome {
+struct AttackOutcome {
     says: String,
     tried: u64,
     done: u64,
@@ -174,21 +174,24 @@ struct Pieces {
 }
 
 /// The machines have one GPU and three GPUs.
-pub(in crate::scenario) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Two nodes have the guard, and on each an honest pod uses its share of a GPU")
         .await?;
-    let nodes = [play.ready(Machine::Laptop).await?, play.ready(Machine::Mixed).await?];
+    let nodes = [
+        play.ready(TestbedMachine::Laptop).await?,
+        play.ready(TestbedMachine::Mixed).await?,
+    ];
     for node in &nodes {
         play.cluster.provide_cuda(node, true)?;
     }
     let played = attacked(play, &nodes).await;
-    for (node, machine) in nodes.iter().zip([Machine::Laptop, Machine::Mixed]) {
+    for (node, machine) in nodes.iter().zip([TestbedMachine::Laptop, TestbedMachine::Mixed]) {
         restored(play, node, machine).await?;
     }
     played
 }
 
-async fn attacked<C: RunsGpuPrograms>(play: &mut Play<'_, C>, nodes: &[String; 2]) -> Result<(), Stop> {
+async fn attacked<C: RunsGpuPrograms>(play: &mut Play<'_, C>, nodes: &[String; 2]) -> Result<(), PlayStop> {
     configure(play, json!({"default": {"guard": "shadow", "on-escape": "event"}})).await?;
     let mut lanes = Vec::new();
     for (node, name) in nodes.iter().zip(["honest-1", "honest-2"]) {
@@ -212,14 +215,14 @@ async fn attacked<C: RunsGpuPrograms>(play: &mut Play<'_, C>, nodes: &[String; 2
 }
 
 /// Start an honest pod. The simulated driver lets programs see all GPUs of a node, and they use the first one.
-async fn lane<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, name: &'static str) -> Result<Lane, Stop> {
+async fn lane<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, name: &'static str) -> Result<Lane, PlayStop> {
     let first = gpus(play, node).await?.into_iter().find(|gpu| gpu.index == 0);
     let first = first.ok_or_else(|| io::Error::other("the node has no GPU"))?;
     let manifest = pod(name).gpu_mem(HONEST).annotation(names::GPU_CORES, CORES);
     let manifest = manifest.annotation(names::GPU_UUID, &first.uuid);
     let manifest = manifest.select(node).grace_seconds(1);
     let text = format!("asks for {HONEST} GiB and {CORES} % of the compute time");
-    let mut honest = isolation::run(play, node, name, manifest, &text, Library::Usual).await?;
+    let mut honest = isolation::run(play, node, name, manifest, &text, LoadedLibrary::Usual).await?;
     isolation::ask(play, &mut honest, "start").await?;
     isolation::measured(play, &mut honest).await?;
     isolation::gets(play, &mut honest, 512).await?;
@@ -240,14 +243,14 @@ async fn one_turn<C: RunsGpuPrograms>(
     turn: usize,
     attacks: &[&[Attack]; 2],
     most: Duration,
-) -> Result<(), Stop> {
+) -> Result<(), PlayStop> {
     let mut all = Vec::new();
     for (lane, attacks) in lanes.iter().zip(attacks) {
         for attack in *attacks {
             all.push(hostile(play, lane, attack.name, *attack).await?);
         }
     }
-    let watches: Vec<Watch> = lanes.iter().map(|lane| Watch::begin(lane.agent)).collect();
+    let watches: Vec<AgentWatch> = lanes.iter().map(|lane| AgentWatch::begin(lane.agent)).collect();
     let began = Instant::now();
     for of in &mut all {
         begin(play, of).await?;
@@ -287,12 +290,12 @@ async fn hostile<C: RunsGpuPrograms>(
     lane: &Lane,
     name: &'static str,
     attack: Attack,
-) -> Result<Hostile, Stop> {
+) -> Result<Hostile, PlayStop> {
     let manifest = pod(name).gpu_mem(HOSTILE).annotation(names::GPU_UUID, &lane.honest.gpu);
     let manifest = manifest.confined().select(&lane.node).grace_seconds(1);
     let library = match attack.besides {
-        Besides::AvoidsTheGuard | Besides::Starts => Library::Real,
-        Besides::Nothing | Besides::Allocates => Library::Usual,
+        Besides::AvoidsTheGuard | Besides::Starts => LoadedLibrary::Real,
+        Besides::Nothing | Besides::Allocates => LoadedLibrary::Usual,
     };
     let text = format!("asks for {HOSTILE} GiB of the same GPU");
     let user = isolation::run(play, &lane.node, name, manifest, &text, library).await?;
@@ -300,9 +303,9 @@ async fn hostile<C: RunsGpuPrograms>(
 }
 
 /// Begin an attack. What the kernel says of the program must be what a hostile tenant has.
-async fn begin<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> Result<(), Stop> {
+async fn begin<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> Result<(), PlayStop> {
     #[derive(Debug, Deserialize)]
-    struct Standing {
+    struct ProgramStanding {
         says: String,
         user: String,
         capabilities: String,
@@ -319,7 +322,7 @@ async fn begin<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> 
     }
     let held = play.cluster.held(&of.user.gpu)?.get(&of.user.program.pid()).copied();
     let request = format!("attack {} {}", of.attack.name, held.unwrap_or_default());
-    let standing: Standing = of.user.program.ask_for(&request).await?;
+    let standing: ProgramStanding = of.user.program.ask_for(&request).await?;
     let about = format!("{NAMESPACE}/{}", of.user.pod);
     play.step("attacks", &about, &standing.says, Vec::new())?;
     let is_root = standing.user == "0" && standing.capabilities.bytes().all(|digit| digit == b'0');
@@ -341,7 +344,7 @@ async fn bystanders<C: RunsGpuPrograms>(
     lanes: &[Lane],
     name: &str,
     most: Duration,
-) -> Result<(Vec<String>, Duration), Stop> {
+) -> Result<(Vec<String>, Duration), PlayStop> {
     let names: Vec<String> = (1..=lanes.len()).map(|lane| format!("{name}-{lane}")).collect();
     let created = Instant::now();
     for (lane, name) in lanes.iter().zip(&names) {
@@ -362,7 +365,7 @@ async fn starts<C: RunsGpuPrograms>(
     name: &str,
     created: Instant,
     most: Duration,
-) -> Result<Duration, Stop> {
+) -> Result<Duration, PlayStop> {
     let pods: Api<Pod> = Api::namespaced(play.cluster.client(), NAMESPACE);
     loop {
         let object = pods.get(name).await.map_err(io::Error::other)?;
@@ -392,10 +395,10 @@ fn started(pod: &Pod) -> Option<Duration> {
 }
 
 /// Check that an honest pod has its share, no more and no less, and that its launches go on.
-async fn keeps_its_share<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &mut Lane) -> Result<(), Stop> {
+async fn keeps_its_share<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &mut Lane) -> Result<(), PlayStop> {
     let honest = &mut lane.honest;
     let name = honest.pod;
-    let limits: Limits = honest.program.ask_for("limits").await?;
+    let limits: StatedLimits = honest.program.ask_for("limits").await?;
     let is_same = limits == lane.limits && limits.bytes == honest.share * MIB;
     play.check(is_same, &format!("{name} has the same limits as before"), || {
         format!("{limits:?}; before: {:?}", lane.limits)
@@ -422,15 +425,15 @@ async fn keeps_its_share<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &mut 
 }
 
 /// Wait until an event names a hostile pod, if one must.
-async fn reported<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &Hostile, began: Instant) -> Result<(), Stop> {
-    let Expected::Named(reasons) = of.attack.expected else {
+async fn reported<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &Hostile, began: Instant) -> Result<(), PlayStop> {
+    let ExpectedResult::Named(reasons) = of.attack.expected else {
         return Ok(());
     };
     let found = named(play, of.user.pod, reasons, began + REPORTS).await?;
     says_who(play, of.user.pod, reasons, &found)
 }
 
-fn says_who<C: RunsGpuPrograms>(play: &mut Play<'_, C>, name: &str, reasons: &[&str], found: &[String]) -> Result<(), Stop> {
+fn says_who<C: RunsGpuPrograms>(play: &mut Play<'_, C>, name: &str, reasons: &[&str], found: &[String]) -> Result<(), PlayStop> {
     let about = format!("{NAMESPACE}/{name}");
     for text in found {
         play.step("event", &about, text, Vec::new())?;
@@ -441,7 +444,12 @@ fn says_who<C: RunsGpuPrograms>(play: &mut Play<'_, C>, name: &str, reasons: &[&
 }
 
 /// Wait until a pod has an event of one of these reasons, or the time is up.
-async fn named<C: RunsGpuPrograms>(play: &Play<'_, C>, pod: &str, reasons: &[&str], until: Instant) -> Result<Vec<String>, Stop> {
+async fn named<C: RunsGpuPrograms>(
+    play: &Play<'_, C>,
+    pod: &str,
+    reasons: &[&str],
+    until: Instant,
+) -> Result<Vec<String>, PlayStop> {
     loop {
         let mut found = Vec::new();
         for reason in reasons {
@@ -456,8 +464,8 @@ async fn named<C: RunsGpuPrograms>(play: &Play<'_, C>, pod: &str, reasons: &[&st
 }
 
 /// End an attack, and check what came of it.
-async fn ended<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> Result<(), Stop> {
-    let outcome: Outcome = of.user.program.ask_for("attack-end").await?;
+async fn ended<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> Result<(), PlayStop> {
+    let outcome: AttackOutcome = of.user.program.ask_for("attack-end").await?;
     let name = of.user.pod;
     play.step("ended", &format!("{NAMESPACE}/{name}"), &outcome.says, Vec::new())?;
     let text = format!("its files take at most {} MiB of the node's disk", ON_DISK / MIB);
@@ -465,12 +473,12 @@ async fn ended<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> 
         play.check(outcome.on_disk <= ON_DISK, &text, || format!("{} MiB", outcome.on_disk / MIB))?;
     }
     match of.attack.expected {
-        Expected::Named(_) => {}
-        Expected::NamedIfDone(reasons) if outcome.done > 0 => {
+        ExpectedResult::Named(_) => {}
+        ExpectedResult::NamedIfDone(reasons) if outcome.done > 0 => {
             let found = named(play, name, reasons, Instant::now() + REPORTS).await?;
             says_who(play, name, reasons, &found)?;
         }
-        Expected::Refused | Expected::NamedIfDone(_) => {
+        ExpectedResult::Refused | ExpectedResult::NamedIfDone(_) => {
             let text = format!("the kernel refuses all that {name} tries");
             play.check(outcome.done == 0 && outcome.tried > 0, &text, || outcome.says.clone())?;
             is_not_named(play, name).await?;
@@ -480,14 +488,14 @@ async fn ended<C: RunsGpuPrograms>(play: &mut Play<'_, C>, of: &mut Hostile) -> 
 }
 
 /// Check that no event says that a pod avoids its limits.
-async fn is_not_named<C: RunsGpuPrograms>(play: &mut Play<'_, C>, name: &str) -> Result<(), Stop> {
+async fn is_not_named<C: RunsGpuPrograms>(play: &mut Play<'_, C>, name: &str) -> Result<(), PlayStop> {
     let found = named(play, name, &REASONS, Instant::now()).await?;
     play.check(found.is_empty(), &format!("no event names {name}"), || found.join("; "))?;
     Ok(())
 }
 
 /// A GPU is out of service and is tested: pods of others do not get it, whatever their annotation says.
-async fn under_test<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &Lane) -> Result<(), Stop> {
+async fn under_test<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &Lane) -> Result<(), PlayStop> {
     play.scene("A GPU is under test; pods say that they are the test").await?;
     let other = gpus(play, &lane.node)
         .await?
@@ -532,7 +540,7 @@ async fn under_test<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &Lane) -> 
                 play.delete(NAMESPACE, name, "because it would wait forever").await?;
             }
             // A policy may refuse it.
-            Err(Stop::Api { what, source }) => {
+            Err(PlayStop::Api { what, source }) => {
                 play.check(true, &text, String::new)?;
                 play.step("refused", name, &what, vec![source.to_string()])?;
             }
@@ -540,11 +548,11 @@ async fn under_test<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &Lane) -> 
         }
     }
     annotate(play, &lane.node, mark(None, None)).await?;
-    play.offers(&lane.node, Machine::Mixed.units()).await
+    play.offers(&lane.node, TestbedMachine::Mixed.units()).await
 }
 
 /// Return the GPUs in a node's inventory.
-async fn gpus<C: RunsGpuPrograms>(play: &Play<'_, C>, node: &str) -> Result<Vec<Gpu>, Stop> {
+async fn gpus<C: RunsGpuPrograms>(play: &Play<'_, C>, node: &str) -> Result<Vec<Gpu>, PlayStop> {
     let node = divvy_kube::list::node(&play.cluster.client(), node).await;
     let node = node.map_err(|error| io::Error::other(error.to_string()))?;
     let inventory = node.inventory.and_then(Result::ok);
@@ -552,11 +560,11 @@ async fn gpus<C: RunsGpuPrograms>(play: &Play<'_, C>, node: &str) -> Result<Vec<
 }
 
 /// Set annotations of a node, or remove those that are null.
-async fn annotate<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, annotations: Value) -> Result<(), Stop> {
+async fn annotate<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, annotations: Value) -> Result<(), PlayStop> {
     let nodes: Api<Node> = Api::all(play.cluster.client());
     let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
     let patched = nodes.patch(node, &PatchParams::default(), &patch).await;
-    patched.map_err(|source| Stop::Api {
+    patched.map_err(|source| PlayStop::Api {
         what: format!("node {node} could not be annotated"),
         source: Box::new(source),
     })?;
@@ -564,13 +572,13 @@ async fn annotate<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, annota
 }
 
 /// The agent is restarted during an attack, and kills then. Only hostile programs are killed.
-async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) -> Result<(), Stop> {
+async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) -> Result<(), PlayStop> {
     play.scene("The agent is restarted with --on-escape kill, and finds a file with a lease on it")
         .await?;
     let [lane, _] = lanes else {
         return Err(io::Error::other("there are two nodes").into());
     };
-    let lease = attack("lease-limits", Expected::Named(&[CHANGED, BUSY]));
+    let lease = attack("lease-limits", ExpectedResult::Named(&[CHANGED, BUSY]));
     let mut lease = hostile(play, lane, "lease-again", lease).await?;
     begin(play, &mut lease).await?;
     let began = Instant::now();
@@ -580,7 +588,7 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
     let text = format!("the agent offers its GPUs within {most} s ({took} ms)");
     play.check(began.elapsed() <= RESTARTS, &text, || format!("{took} ms"))?;
     lane.agent = play.cluster.agents_address(&lane.node).await?;
-    let watch = Watch::begin(lane.agent);
+    let watch = AgentWatch::begin(lane.agent);
     reported(play, &lease, Instant::now()).await?;
     ended(play, &mut lease).await?;
 
@@ -588,7 +596,7 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
         .await?;
     let slots = with(
         Besides::AvoidsTheGuard,
-        attack("forged-slots", Expected::Named(&[EXCEEDED, CHANGED, AVOIDED])),
+        attack("forged-slots", ExpectedResult::Named(&[EXCEEDED, CHANGED, AVOIDED])),
     );
     let mut slots = hostile(play, lane, "slots-again", slots).await?;
     begin(play, &mut slots).await?;
@@ -606,12 +614,12 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
     play.scene("A program says that its context takes next to nothing; then a new pod takes all of its share, and is not killed")
         .await?;
     // It takes no more than its share, so there need be no event.
-    let context = with(Besides::Starts, attack("forged-context", Expected::Refused));
+    let context = with(Besides::Starts, attack("forged-context", ExpectedResult::Refused));
     let mut context = hostile(play, lane, "forged-context", context).await?;
     begin(play, &mut context).await?;
     // The agent believes what it has measured several times.
     tokio::time::sleep(LENGTH).await;
-    let (mut late, _) = isolation::start(play, &lane.node, "late", HONEST, Library::Usual).await?;
+    let (mut late, _) = isolation::start(play, &lane.node, "late", HONEST, LoadedLibrary::Usual).await?;
     // A program that takes all at its start: the agent has not measured yet how much less its context takes than it is charged with.
     isolation::fills_within(play, &mut late, isolation::CONTEXT_CHARGE_MIB - CONTEXT_MIB).await?;
     tokio::time::sleep(LENGTH).await;
@@ -629,26 +637,26 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
 }
 
 /// Asks an agent again and again whether it answers. It does so in a thread of its own, because the embedded cluster keeps this one busy.
-struct Watch {
+struct AgentWatch {
     /// The thread ends when nothing but itself has this.
     alive: Arc<()>,
-    task: JoinHandle<Answers>,
+    task: JoinHandle<AnswerTally>,
 }
 
 #[derive(Debug, Default)]
-struct Answers {
+struct AnswerTally {
     count: u64,
     slowest: Duration,
     /// The answers that were late or failed.
     bad: Vec<String>,
 }
 
-impl Watch {
-    fn begin(agent: SocketAddr) -> Watch {
+impl AgentWatch {
+    fn begin(agent: SocketAddr) -> AgentWatch {
         let alive = Arc::new(());
         let own = Arc::clone(&alive);
         let task = tokio::task::spawn_blocking(move || {
-            let mut answers = Answers::default();
+            let mut answers = AnswerTally::default();
             while Arc::strong_count(&own) > 1 {
                 for path in ["/healthz", "/metrics"] {
                     let began = Instant::now();
@@ -666,12 +674,12 @@ impl Watch {
             }
             answers
         });
-        Watch { alive, task }
+        AgentWatch { alive, task }
     }
 
-    async fn end<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    async fn end<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
         drop(self.alive);
-        let Answers { count, slowest, bad } = self.task.await.map_err(io::Error::other)?;
+        let AnswerTally { count, slowest, bad } = self.task.await.map_err(io::Error::other)?;
         let slowest = slowest.as_millis();
         let text = format!(
             "the agent of {node} has answered {count} times, each within {} s (at most {slowest} ms)",

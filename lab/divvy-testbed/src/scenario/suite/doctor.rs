@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::one_runs;
 use crate::builders::pod;
-use crate::scenario::{Cluster, End, Part, Play, Stop};
-use crate::story::Event;
+use crate::scenario::{Cluster, ClusterProgram, End, Play, PlayStop};
+use crate::story::StoryEvent;
 
 /// The answer of `divvy doctor`: its exit status, and for each check its status and finding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,13 +41,13 @@ fn words(url: Option<&String>) -> Vec<&str> {
     words
 }
 
-async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
+async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, PlayStop> {
     let url = play.cluster.extender_url();
     let words = [words(url.as_ref()), vec!["-o", "json"]].concat();
     let output = play.cluster.divvy(&words).output().await?;
     let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Stop::Io(io::Error::other(format!(
+        PlayStop::Io(io::Error::other(format!(
             "divvy doctor did not print a report: {error}; {said}"
         )))
     })?;
@@ -62,7 +62,7 @@ async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
 }
 
 /// Wait until exactly these checks find a problem, and show their output.
-async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) -> Result<Said, Stop> {
+async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) -> Result<Said, PlayStop> {
     let what = match ids {
         [] => "doctor to find no problem".to_owned(),
         ids => format!("doctor to find the problem of {}, and no other", ids.join(", ")),
@@ -81,7 +81,7 @@ async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) ->
         let url = play.cluster.extender_url();
         let words = words(url.as_ref());
         let output = play.cluster.divvy(&words).output().await?;
-        play.tell(Event::Command {
+        play.tell(StoryEvent::Command {
             text: format!("divvy {}", words.join(" ")),
             output: String::from_utf8_lossy(&output.stdout).into_owned(),
         })?;
@@ -94,7 +94,7 @@ async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) ->
     Ok(said)
 }
 
-pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("divvy doctor checks a healthy cluster").await?;
     let (node, _) = one_runs(play, "one").await?;
     let said = fires(play, &[], 0).await?;
@@ -136,16 +136,16 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     fires(play, &[], 0).await?;
 
     play.scene("The extender is stopped").await?;
-    play.cluster.stop(Part::Extender, End::Stopped).await?;
+    play.cluster.stop(ClusterProgram::Extender, End::Stopped).await?;
     play.step("stopped", "the extender", "", Vec::new())?;
     fires(play, &["K12"], 2).await?;
-    play.cluster.start(Part::Extender).await?;
+    play.cluster.start(ClusterProgram::Extender).await?;
     play.step("started", "the extender", "", Vec::new())?;
     // kube-scheduler has not called the new extender yet. The pods that were placed earlier prove that it called the previous one.
     fires(play, &[], 0).await?;
 
     play.scene("The agent of a node is stopped").await?;
-    play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
+    play.cluster.stop(ClusterProgram::Agent(&node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "", Vec::new())?;
     // The agent, a pod of a DaemonSet, is stopped by removing the label from its node. K07 finds that.
     let of_it: &[&str] = if play.cluster.agents_are_pods() {
@@ -156,7 +156,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     let said = fires(play, of_it, 1).await?;
     let found = said.found("K03").to_owned();
     play.check(found.contains(&node), &format!("K03 names node {node}"), || found.clone())?;
-    play.cluster.start(Part::Agent(&node)).await?;
+    play.cluster.start(ClusterProgram::Agent(&node)).await?;
     play.step("started", &format!("the agent of {node}"), "", Vec::new())?;
     fires(play, &[], 0).await.map(drop)
 }

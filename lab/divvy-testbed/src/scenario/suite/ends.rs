@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::builders::pod;
 use crate::scenario::devices::check_own_gpu;
-use crate::scenario::{Cluster, End, Machine, Part, Play, Report, Stop};
+use crate::scenario::{Cluster, ClusterProgram, End, Play, PlayStop, SelfReport, TestbedMachine};
 
 /// Create pod `old`, which only SIGKILL ends, and wait until it runs. Return its UID.
-async fn old_runs<C: Cluster>(play: &mut Play<'_, C>, node: &str, units: u64, grace_s: u64) -> Result<String, Stop> {
+async fn old_runs<C: Cluster>(play: &mut Play<'_, C>, node: &str, units: u64, grace_s: u64) -> Result<String, PlayStop> {
     let old = pod("old").gpu_mem(units).args(&["run", "--ignore-term"]);
     let text = format!("asks for {units} GiB; its program ignores SIGTERM, and its grace period is {grace_s} s");
     play.create(&old.grace_seconds(grace_s).select(node), &text).await?;
@@ -16,14 +16,14 @@ async fn old_runs<C: Cluster>(play: &mut Play<'_, C>, node: &str, units: u64, gr
 }
 
 /// Create pod `new`, which asks for the memory that `old` holds.
-async fn new_comes<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn new_comes<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.create(&pod("new").gpu_mem(12).select(node), "asks for 12 GiB")
         .await
         .map(drop)
 }
 
 /// Wait until `new` runs, and check that it was neither bound nor started too early.
-async fn handed_over<C: Cluster>(play: &mut Play<'_, C>, old: &str) -> Result<Vec<Report>, Stop> {
+async fn handed_over<C: Cluster>(play: &mut Play<'_, C>, old: &str) -> Result<Vec<SelfReport>, PlayStop> {
     let handed = play.hand_over(old, "new").await?;
     play.check(!handed.early, "new was not bound while old's program ran", || {
         "it was bound".to_owned()
@@ -39,10 +39,10 @@ async fn handed_over<C: Cluster>(play: &mut Play<'_, C>, old: &str) -> Result<Ve
     Ok(reports)
 }
 
-pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod whose container ignores SIGTERM is deleted; the next pod waits until the container ends")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
     play.create(&pod("filler").gpu_mem(40).select(&node), "asks for 40 GiB: all of GPU 0")
         .await?;
     play.started("default", "filler").await?;
@@ -61,10 +61,10 @@ pub(super) async fn stubborn<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
     check_own_gpu(play, "new", &reports, 1)
 }
 
-pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod is deleted by force; its container runs on for a while and keeps its memory")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let old = old_runs(play, &node, 12, 30).await?;
     play.force_delete("old").await?;
     new_comes(play, &node).await?;
@@ -73,10 +73,10 @@ pub(super) async fn forced<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     handed_over(play, &old).await.map(drop)
 }
 
-pub(super) async fn forced_while_one_waits<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn forced_while_one_waits<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod is deleted by force while another waits for its memory")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let old = old_runs(play, &node, 12, 30).await?;
     new_comes(play, &node).await?;
     play.refused("new", "Insufficient").await?;
@@ -84,14 +84,14 @@ pub(super) async fn forced_while_one_waits<C: Cluster>(play: &mut Play<'_, C>) -
     handed_over(play, &old).await.map(drop)
 }
 
-pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod is deleted by force while its node's kubelet is down and another pod waits")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let old = old_runs(play, &node, 12, 30).await?;
     new_comes(play, &node).await?;
     play.refused("new", "Insufficient").await?;
-    play.cluster.stop(Part::Kubelet(&node), End::Stopped).await?;
+    play.cluster.stop(ClusterProgram::Kubelet(&node), End::Stopped).await?;
     play.step("stopped", &format!("the kubelet of {node}"), "", Vec::new())?;
     play.force_delete("old").await?;
     // Long enough for an extender that frees the memory at once to bind `new`.
@@ -106,7 +106,7 @@ pub(super) async fn forced_without_kubelet<C: Cluster>(play: &mut Play<'_, C>) -
     play.check(bound.is_none(), "new is not bound while old's program runs", || {
         format!("{bound:?}")
     })?;
-    play.cluster.start(Part::Kubelet(&node)).await?;
+    play.cluster.start(ClusterProgram::Kubelet(&node)).await?;
     play.step("started", &format!("the kubelet of {node}"), "", Vec::new())?;
     handed_over(play, &old).await.map(drop)
 }

@@ -8,23 +8,23 @@ use serde_json::json;
 
 use super::node_configs::configure;
 use crate::builders::pod;
-use crate::scenario::{Cluster, End, Machine, NodeConfigs, Part, Play, Report, Stop};
+use crate::scenario::{Cluster, ClusterProgram, End, NodeConfigs, Play, PlayStop, SelfReport, TestbedMachine};
 
 /// Where the libraries are on the node. Real ones come with the agent. `/etc/cdi` is used here because each node has its own.
 const DIRECTORY: &str = "/etc/cdi";
 const LIBRARIES: [&str; 2] = ["/etc/cdi/libdivvy-guard.so", "/etc/cdi/libdivvy-guard-nvml.so"];
 
 /// The machine has one GPU.
-pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Nothing enforces shares; a pod wants its share to be enforced, in any way")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let played = guarded(play, &node).await;
     let restored = restored(play, &node).await;
     played.and(restored)
 }
 
-async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     let wants = |name: &str, isolation: &str| {
         let pod = pod(name).gpu_mem(3).select(node).grace_seconds(1);
         pod.annotation(names::ISOLATION, isolation)
@@ -96,8 +96,8 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
         .await?;
     let before = play.reports().await?;
     play.cluster.place(node, LIBRARIES[0], Some(b"the next guard"))?;
-    play.cluster.stop(Part::Agent(node), End::Stopped).await?;
-    play.cluster.start(Part::Agent(node)).await?;
+    play.cluster.stop(ClusterProgram::Agent(node), End::Stopped).await?;
+    play.cluster.start(ClusterProgram::Agent(node)).await?;
     play.step("restarted", &format!("the agent of {node}"), "", Vec::new())?;
     play.create(&pod("next").gpu_mem(2).select(node).grace_seconds(1), "asks for 2 GiB")
         .await?;
@@ -105,14 +105,14 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     has_guard(play, "next", &next, true)?;
     play.unmoved(&before).await?;
     let before = play.reports().await?;
-    play.cluster.stop(Part::Agent(node), End::Killed).await?;
+    play.cluster.stop(ClusterProgram::Agent(node), End::Killed).await?;
     play.step("killed", &format!("the agent of {node}"), "kill -9", Vec::new())?;
-    play.cluster.start(Part::Agent(node)).await?;
-    play.offers(node, Machine::Laptop.units()).await?;
+    play.cluster.start(ClusterProgram::Agent(node)).await?;
+    play.offers(node, TestbedMachine::Laptop.units()).await?;
     play.unmoved(&before).await
 }
 
-async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("Without the guard, nothing enforces shares").await?;
     play.delete_all().await?;
     play.cluster.configure_nodes(&NodeConfigs::new()).await?;
@@ -120,11 +120,11 @@ async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), 
         play.cluster.place(node, library, None)?;
     }
     play.enforces(node, Enforcement::GUARD, false).await?;
-    play.offers(node, Machine::Laptop.units()).await
+    play.offers(node, TestbedMachine::Laptop.units()).await
 }
 
 /// Check that each container of a pod has the driver's library, and also what the guard needs, or nothing of that.
-fn has_guard<C: Cluster>(play: &mut Play<'_, C>, pod: &str, reports: &[Report], expected: bool) -> Result<(), Stop> {
+fn has_guard<C: Cluster>(play: &mut Play<'_, C>, pod: &str, reports: &[SelfReport], expected: bool) -> Result<(), PlayStop> {
     let mounts: Vec<&String> = reports.iter().flat_map(|report| &report.mounts).collect();
     let has = |end: &str| {
         mounts

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::builders::pod;
 use crate::scenario::devices::check_own_gpu;
-use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+use crate::scenario::{Cluster, Play, PlayStop, SelfReport, TestbedMachine};
 
 const SPEC: &str = "/etc/cdi/nvidia.json";
 /// The driver version that the simulated driver reports. The files of this version are on every node.
@@ -49,10 +49,10 @@ fn spec_of(version: &str, uuids: &[String]) -> String {
     spec.to_string()
 }
 
-pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Containers get the libraries of the loaded driver, whichever version the CDI spec in /etc/cdi names")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
     let uuids = uuids(play, &node).await?;
     let report = runs(play, "first", &node).await?;
     has_loaded(play, "first", &report)?;
@@ -83,7 +83,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
 }
 
 /// Check that a container has the libraries of the loaded driver and none of the other version.
-fn has_loaded<C: Cluster>(play: &mut Play<'_, C>, name: &str, report: &Report) -> Result<(), Stop> {
+fn has_loaded<C: Cluster>(play: &mut Play<'_, C>, name: &str, report: &SelfReport) -> Result<(), PlayStop> {
     let mounts = &report.mounts;
     let other = mounts.iter().any(|path| path.contains(OTHER));
     play.check(
@@ -94,7 +94,7 @@ fn has_loaded<C: Cluster>(play: &mut Play<'_, C>, name: &str, report: &Report) -
     .map(drop)
 }
 
-async fn runs<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str) -> Result<Report, Stop> {
+async fn runs<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str) -> Result<SelfReport, PlayStop> {
     play.create(&pod(name).gpu_mem(3).select(node), "asks for 3 GiB").await?;
     let (_, reports) = play.started("default", name).await?;
     // GPU 2, the T4, is the smallest GPU that fits.
@@ -102,11 +102,11 @@ async fn runs<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str) -> Res
     Ok(reports.into_iter().next().unwrap_or_default())
 }
 
-async fn uuids<C: Cluster>(play: &Play<'_, C>, node: &str) -> Result<Vec<String>, Stop> {
+async fn uuids<C: Cluster>(play: &Play<'_, C>, node: &str) -> Result<Vec<String>, PlayStop> {
     Ok(inventory(play, node).await?.gpus.into_iter().map(|gpu| gpu.uuid).collect())
 }
 
-async fn inventory<C: Cluster>(play: &Play<'_, C>, node: &str) -> Result<Inventory, Stop> {
+async fn inventory<C: Cluster>(play: &Play<'_, C>, node: &str) -> Result<Inventory, PlayStop> {
     let found = divvy_kube::list::node(&play.cluster.client(), node).await;
     let node = found.map_err(|error| io::Error::other(error.to_string()))?;
     match node.inventory {

@@ -8,7 +8,7 @@ use divvy_model::{Inventory, names};
 use serde_json::json;
 
 use crate::builders::pod;
-use crate::scenario::{Cluster, Machine, Play, Stop};
+use crate::scenario::{Cluster, Play, PlayStop, TestbedMachine};
 use crate::simulated_driver::{ask, limits};
 
 const GIB: u64 = 1 << 30;
@@ -16,10 +16,10 @@ const GIB: u64 = 1 << 30;
 const NO_PERMISSION: u32 = 4;
 
 /// The machine has one GPU.
-pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("The driver enforces no shares; one pod does not care, and another one wants its share to be enforced")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     play.create(&pod("any").gpu_mem(1).select(&node).grace_seconds(1), "asks for 1 GiB")
         .await?;
     play.started("default", "any").await?;
@@ -97,7 +97,7 @@ async fn without_cgroups_v2<C: Cluster>(
     play: &mut Play<'_, C>,
     node: &str,
     end: impl Future<Output = std::io::Result<()>>,
-) -> Result<(), Stop> {
+) -> Result<(), PlayStop> {
     play.scene("This machine has cgroups of version 1, which the driver cannot limit: the pod waits, and no other pod notices")
         .await?;
     play.create(&pod("second").gpu_mem(2).select(node).grace_seconds(1), "asks for 2 GiB")
@@ -110,7 +110,7 @@ async fn without_cgroups_v2<C: Cluster>(
 }
 
 /// Wait until the driver has exactly these limits, by the UID of the pod, in GiB.
-async fn limited<C: Cluster>(play: &mut Play<'_, C>, node: &str, expected: &[(&str, u64)]) -> Result<(), Stop> {
+async fn limited<C: Cluster>(play: &mut Play<'_, C>, node: &str, expected: &[(&str, u64)]) -> Result<(), PlayStop> {
     let nvml = play.cluster.nvml(node);
     let expected: BTreeMap<String, u64> = expected.iter().map(|(uid, gib)| ((*uid).to_owned(), gib * GIB)).collect();
     let what = format!("the driver to have {} limits", expected.len());

@@ -6,7 +6,7 @@ use divvy_model::{Vendor, names};
 
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus_and_parts;
-use crate::scenario::{Cluster, End, Fault, Machine, Part, Play, Report, Stop, Whole};
+use crate::scenario::{Cluster, ClusterProgram, End, GpuFault, Play, PlayStop, SelfReport, TestbedMachine, WholeOffer};
 
 /// The profiles 3g.20gb and 2g.10gb (`NVML_GPU_INSTANCE_PROFILE_3_SLICE`, `…_2_SLICE`).
 const PROFILES: [u32; 2] = [2, 1];
@@ -23,10 +23,10 @@ const T4: u32 = 2;
 const XID: u32 = 79;
 
 /// The machine has two A100 and a T4.
-pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("One of two A100 is divided by MIG while the agent runs; each part is shared by its own memory")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
     play.cluster.divide(&node, &[GPU], Some(&PROFILES)).await?;
     play.step("divided", &node, "GPU 1 has the MIG devices 3g.20gb and 2g.10gb", Vec::new())?;
     let played = shares(play, &node).await;
@@ -35,7 +35,7 @@ pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Resu
     played
 }
 
-async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     // 40 and 15 GiB of the other GPUs; 19968 MiB and 9856 MiB of the MIG devices.
     play.has(node, names::GPU_MEM, 40 + 15 + 19 + 9).await?;
     play.create(
@@ -84,7 +84,7 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
 }
 
 /// MIG devices as a whole. The agent offers GPUs as a whole as well ([`Cluster::offer_whole`]), and the node has no pods.
-pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("One A100 is divided by MIG; its parts are offered as a whole as well")
         .await?;
     play.cluster.divide(node, &[GPU], Some(&PROFILES)).await?;
@@ -124,18 +124,18 @@ pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -
 }
 
 /// Switch MIG off again.
-pub(super) async fn undivide<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+pub(super) async fn undivide<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("MIG is switched off, and the GPU is whole again").await?;
     play.cluster.divide(node, &[GPU], None).await?;
-    play.has(node, names::GPU_MEM, Machine::Mixed.units()).await
+    play.has(node, names::GPU_MEM, TestbedMachine::Mixed.units()).await
 }
 
 /// MIG devices as GPUs, with `--mig-strategy single`. The node has no pods, and no GPU is divided.
-pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     play.scene("With the MIG strategy single, MIG devices are GPUs, but only where all GPUs are divided alike")
         .await?;
-    play.cluster.offer_whole(Whole::Single).await?;
+    play.cluster.offer_whole(WholeOffer::Single).await?;
     play.step(
         "updated",
         "divvy-agent",
@@ -152,7 +152,7 @@ pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> R
     )?;
     play.has(node, resource, 0).await?;
     play.event(node, "GPUsNotDividedAlike", "GPU 2 is not divided").await?;
-    play.cluster.fault(node, T4, Fault::Dies { xid: XID }).await?;
+    play.cluster.fault(node, T4, GpuFault::Dies { xid: XID }).await?;
     play.step(
         "failed",
         node,
@@ -178,11 +178,11 @@ pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> R
 
     play.scene("The agent is restarted; pods keep their MIG devices").await?;
     let before = play.reports().await?;
-    play.cluster.stop(Part::Agent(node), End::Stopped).await?;
+    play.cluster.stop(ClusterProgram::Agent(node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "SIGTERM", Vec::new())?;
     // The kubelet permanently rejects a pod that it admits before the agent has registered again.
     play.has(node, resource, 0).await?;
-    play.cluster.start(Part::Agent(node)).await?;
+    play.cluster.start(ClusterProgram::Agent(node)).await?;
     play.step("started", &format!("the agent of {node}"), "", Vec::new())?;
     play.has(node, resource, 4).await?;
     play.create(
@@ -205,11 +205,11 @@ pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> R
 }
 
 /// Undo what [`as_gpus`] did to the machine.
-pub(super) async fn restore<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+pub(super) async fn restore<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("MIG is switched off, and the T4 recovers").await?;
     play.cluster.divide(node, &A100, None).await?;
-    play.cluster.fault(node, T4, Fault::Recovers).await?;
-    play.has(node, names::GPU_MEM, Machine::Mixed.units()).await
+    play.cluster.fault(node, T4, GpuFault::Recovers).await?;
+    play.has(node, names::GPU_MEM, TestbedMachine::Mixed.units()).await
 }
 
 fn as_gpu(name: &str, count: u64) -> PodBuilder {
@@ -218,7 +218,7 @@ fn as_gpu(name: &str, count: u64) -> PodBuilder {
 }
 
 /// Return one device node of each MIG device that the containers see: of its two below `/dev/nvidia-caps`, that of the GPU instance.
-fn parts_of(reports: &[Report]) -> Vec<String> {
+fn parts_of(reports: &[SelfReport]) -> Vec<String> {
     let is_of_an_instance = |path: &&str| {
         let minor = path.strip_prefix("/dev/nvidia-caps/nvidia-cap");
         minor
@@ -230,7 +230,7 @@ fn parts_of(reports: &[Report]) -> Vec<String> {
 }
 
 /// Check that a pod sees one MIG device, and return it.
-fn one_part<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report]) -> Result<Vec<String>, Stop> {
+fn one_part<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[SelfReport]) -> Result<Vec<String>, PlayStop> {
     let seen = gpus_and_parts(reports);
     let parts = parts_of(reports);
     play.check(

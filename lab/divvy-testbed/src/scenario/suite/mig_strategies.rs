@@ -4,7 +4,7 @@ use divvy_model::Vendor;
 
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus_and_parts;
-use crate::scenario::{Cluster, Fault, Machine, Part, Play, Plugin, Stop};
+use crate::scenario::{Cluster, ClusterProgram, GpuFault, Play, PlayStop, PluginSetup, TestbedMachine};
 
 /// The divided GPU.
 const GPU: u32 = 1;
@@ -22,10 +22,10 @@ const SMALL: &str = "nvidia.com/mig-2g.10gb";
 const TINY: &str = "nvidia.com/mig-1g.5gb";
 
 /// The machine has two A100 and a T4.
-pub(in crate::scenario) async fn mig_strategies<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn mig_strategies<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("nvidia-device-plugin runs in place of the agent with the MIG strategy none, and one of three GPUs is divided")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
     strategy(play, &node, "none").await?;
     let mut played = parts(play, &node).await;
     if played.is_ok() {
@@ -35,15 +35,15 @@ pub(in crate::scenario) async fn mig_strategies<C: Cluster>(play: &mut Play<'_, 
     played.and(restored)
 }
 
-async fn whole_again<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn whole_again<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("MIG is switched off, and the agent runs again").await?;
     play.delete_all().await?;
     play.cluster.divide(node, &A100, None).await?;
-    play.cluster.fault(node, T4, Fault::Recovers).await?;
-    play.run_agent(node, Machine::Mixed).await
+    play.cluster.fault(node, T4, GpuFault::Recovers).await?;
+    play.run_agent(node, TestbedMachine::Mixed).await
 }
 
-async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     let whole = Vendor::Nvidia.whole_resource();
     play.has(node, whole, 3).await?;
     divide(play, node, &TWO_PARTS, "3g.20gb and 2g.10gb").await?;
@@ -59,7 +59,8 @@ async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Sto
     play.scene("nvidia-device-plugin is killed while pods use the MIG devices")
         .await?;
     let before = play.reports().await?;
-    play.kill_and_start(Part::Plugin(node), "nvidia-device-plugin").await?;
+    play.kill_and_start(ClusterProgram::Plugin(node), "nvidia-device-plugin")
+        .await?;
     offered(play, node, &[(whole, 2), (LARGE, 1), (SMALL, 1)]).await?;
     play.unmoved(&before).await?;
     play.create(&wants("more", SMALL, node), "asks for another MIG device like small's")
@@ -85,7 +86,7 @@ async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Sto
 }
 
 /// The strategy `single`.
-async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     let whole = Vendor::Nvidia.whole_resource();
     play.scene("With the strategy single, MIG devices are GPUs, but only where all GPUs are divided alike")
         .await?;
@@ -98,7 +99,7 @@ async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
         Vec::new(),
     )?;
     offered(play, node, &[(whole, 1), (TINY, 6)]).await?;
-    play.cluster.fault(node, T4, Fault::Dies { xid: XID }).await?;
+    play.cluster.fault(node, T4, GpuFault::Dies { xid: XID }).await?;
     play.step("failed", node, "the T4 falls off the bus", Vec::new())?;
     strategy(play, node, "single").await?;
     offered(play, node, &[(whole, 6), (TINY, 0)]).await?;
@@ -115,21 +116,21 @@ async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     Ok(())
 }
 
-async fn strategy<C: Cluster>(play: &mut Play<'_, C>, node: &str, strategy: &str) -> Result<(), Stop> {
+async fn strategy<C: Cluster>(play: &mut Play<'_, C>, node: &str, strategy: &str) -> Result<(), PlayStop> {
     let config = format!("version: v1\nflags:\n  migStrategy: {strategy}\n");
-    let plugin = Plugin {
+    let plugin = PluginSetup {
         config: &config,
         with_mps: false,
     };
     play.run_plugin(node, plugin).await
 }
 
-async fn divide<C: Cluster>(play: &mut Play<'_, C>, node: &str, profiles: &[u32], text: &str) -> Result<(), Stop> {
+async fn divide<C: Cluster>(play: &mut Play<'_, C>, node: &str, profiles: &[u32], text: &str) -> Result<(), PlayStop> {
     play.cluster.divide(node, &[GPU], Some(profiles)).await?;
     play.step("divided", node, &format!("GPU {GPU} has the MIG devices {text}"), Vec::new())
 }
 
-async fn offered<C: Cluster>(play: &mut Play<'_, C>, node: &str, resources: &[(&str, u64)]) -> Result<(), Stop> {
+async fn offered<C: Cluster>(play: &mut Play<'_, C>, node: &str, resources: &[(&str, u64)]) -> Result<(), PlayStop> {
     for (resource, amount) in resources {
         play.has(node, resource, *amount).await?;
     }
@@ -143,7 +144,7 @@ async fn starts<C: Cluster>(
     name: &str,
     resource: &str,
     expected: &[String],
-) -> Result<(), Stop> {
+) -> Result<(), PlayStop> {
     play.create(&wants(name, resource, node), &format!("asks for 1 {resource}"))
         .await?;
     let (_, reports) = play.started("default", name).await?;

@@ -7,42 +7,42 @@ use divvy_model::{Vendor, names};
 use super::whole::whole_gpus;
 use crate::builders::pod;
 use crate::scenario::devices::{gpus, is_gpu};
-use crate::scenario::play::Seen;
-use crate::scenario::{Cluster, Machine, Play, Plugin, Stop, Whole};
+use crate::scenario::play::SeenReport;
+use crate::scenario::{Cluster, Play, PlayStop, PluginSetup, TestbedMachine, WholeOffer};
 
-const WHOLE: Plugin<'_> = Plugin {
+const WHOLE: PluginSetup<'_> = PluginSetup {
     config: "version: v1\n",
     with_mps: false,
 };
 
 /// The machines have one GPU and three GPUs.
-pub(in crate::scenario) async fn migration<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn migration<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Two nodes run nvidia-device-plugin, which offers whole GPUs; a pod runs on each")
         .await?;
-    let small = play.ready(Machine::Laptop).await?;
-    let large = play.ready(Machine::Mixed).await?;
+    let small = play.ready(TestbedMachine::Laptop).await?;
+    let large = play.ready(TestbedMachine::Mixed).await?;
     for node in [&small, &large] {
         play.run_plugin(node, WHOLE).await?;
     }
-    play.cluster.offer_whole(Whole::Mixed).await?;
+    play.cluster.offer_whole(WholeOffer::Mixed).await?;
     let played = there_and_back(play, &small, &large).await;
     let restored = shares_only(play, &small, &large).await;
     played.and(restored)
 }
 
-async fn shares_only<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), Stop> {
+async fn shares_only<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), PlayStop> {
     play.scene("Divvy's agent runs on both nodes, and offers shares only").await?;
     play.delete_all().await?;
     // Before the second node's agent starts, so that it need not be replaced.
-    play.cluster.offer_whole(Whole::Nothing).await?;
+    play.cluster.offer_whole(WholeOffer::Nothing).await?;
     for node in [large, small] {
         play.cluster.run_plugin(node, None).await?;
     }
-    play.offers(small, Machine::Laptop.units()).await?;
-    play.offers(large, Machine::Mixed.units()).await
+    play.offers(small, TestbedMachine::Laptop.units()).await?;
+    play.offers(large, TestbedMachine::Mixed.units()).await
 }
 
-async fn there_and_back<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), Stop> {
+async fn there_and_back<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     for (name, node, gpus) in [("small", small, 1), ("large", large, 3)] {
         play.has(node, resource, gpus).await?;
@@ -90,7 +90,7 @@ async fn there_and_back<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: 
 }
 
 /// Let a node move from `nvidia-device-plugin` to the agent, and check that nothing happens to its pods.
-async fn moves<C: Cluster>(play: &mut Play<'_, C>, node: &str, gpus: u64, before: &[Seen]) -> Result<(), Stop> {
+async fn moves<C: Cluster>(play: &mut Play<'_, C>, node: &str, gpus: u64, before: &[SeenReport]) -> Result<(), PlayStop> {
     play.cluster.run_plugin(node, None).await?;
     play.step(
         "moved",
@@ -104,7 +104,7 @@ async fn moves<C: Cluster>(play: &mut Play<'_, C>, node: &str, gpus: u64, before
 }
 
 /// Create a pod with a whole GPU, and check who chose the GPU.
-async fn starts<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str, by_divvy: bool) -> Result<(), Stop> {
+async fn starts<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str, by_divvy: bool) -> Result<(), PlayStop> {
     play.create(&whole_gpus(name, 1).select(node).grace_seconds(1), "asks for 1 whole GPU")
         .await?;
     let (object, reports) = play.started("default", name).await?;
@@ -121,7 +121,7 @@ async fn starts<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str, by_d
 }
 
 /// Check that no GPU is in the containers of two pods.
-fn each_gpu_has_one_user<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+fn each_gpu_has_one_user<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     let living = play.cluster.witness()()?;
     let mut users: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
     for container in living {

@@ -7,7 +7,7 @@ use divvy_model::{Enforcement, Vendor, names};
 use super::whole::whole_gpus;
 use crate::builders::pod;
 use crate::scenario::devices::gpus;
-use crate::scenario::{Cluster, Machine, Part, Play, Plugin, Report, Stop};
+use crate::scenario::{Cluster, ClusterProgram, Play, PlayStop, PluginSetup, SelfReport, TestbedMachine};
 
 const PIPE: &str = "/mps/nvidia.com/gpu/pipe";
 /// The commands that set the limits of each client before the control daemon serves: a quarter of 16 GiB, and a quarter of the threads.
@@ -17,24 +17,24 @@ const LIMITS: [&str; 2] = [
 ];
 
 /// The machine has one GPU.
-pub(in crate::scenario) async fn mps<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn mps<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene(
         "nvidia-device-plugin and mps-control-daemon run in place of the agent: four pods can use the GPU at the same time",
     )
     .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let config = format!(
         "version: v1\nsharing:\n  mps:\n    resources:\n    - name: {}\n      replicas: 4\n",
         Vendor::Nvidia.whole_resource()
     );
-    let plugin = Plugin {
+    let plugin = PluginSetup {
         config: &config,
         with_mps: true,
     };
     play.run_plugin(&node, plugin).await?;
     let played = clients(play, &node).await;
     play.scene("The agent runs again, and the GPU is everyone's").await?;
-    let restored = play.run_agent(&node, Machine::Laptop).await;
+    let restored = play.run_agent(&node, TestbedMachine::Laptop).await;
     played.and(restored)?;
     let calls = play.cluster.mps_calls(&node)?;
     let is_open = calls
@@ -48,7 +48,7 @@ pub(in crate::scenario) async fn mps<C: Cluster>(play: &mut Play<'_, C>) -> Resu
 const PIPE_OF_SHARES: &str = "/mps/divvy.dev/shares/pipe";
 const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
-async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene(
         "The agent runs with --mps, and mps-control-daemon next to it: two pods have 30 and 70 percent of the GPU's threads",
     )
@@ -63,10 +63,10 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     let calls = play.cluster.mps_calls(node)?;
     let is_open = calls.last().is_some_and(|call| call.ends_with("DEFAULT"));
     play.check(is_open, "the GPU's compute mode is DEFAULT again", || format!("{calls:?}"))?;
-    play.run_agent(node, Machine::Laptop).await
+    play.run_agent(node, TestbedMachine::Laptop).await
 }
 
-async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) -> Result<(), Stop> {
+async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) -> Result<(), PlayStop> {
     play.enforces(node, Enforcement::MPS, true).await?;
     let calls = play.cluster.mps_calls(node)?.split_off(before);
     let is_exclusive = calls.iter().any(|call| call.ends_with("EXCLUSIVE_PROCESS"));
@@ -91,7 +91,7 @@ async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) ->
     }
     for (name, cores) in [("small", Some("30")), ("large", Some("70")), ("plain", None)] {
         let (_, reports) = play.started("default", name).await?;
-        let is_client = |report: &Report| {
+        let is_client = |report: &SelfReport| {
             let of = |variable: &str| report.env.get(variable).map(String::as_str);
             of("CUDA_MPS_PIPE_DIRECTORY") == Some(PIPE_OF_SHARES)
                 && of(PERCENTAGE) == cores
@@ -110,7 +110,7 @@ async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) ->
     Ok(())
 }
 
-async fn clients<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn clients<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     play.has(node, resource, 4).await?;
     let calls = play.cluster.mps_calls(node)?;
@@ -136,7 +136,7 @@ async fn clients<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     play.scene("mps-control-daemon is killed: the daemon starts again with its limits before another pod starts")
         .await?;
     let before = play.reports().await?;
-    play.kill_and_start(Part::MpsControlDaemon(node), "mps-control-daemon")
+    play.kill_and_start(ClusterProgram::MpsControlDaemon(node), "mps-control-daemon")
         .await?;
     play.has(node, resource, 4).await?;
     let calls = play.cluster.mps_calls(node)?;
@@ -152,9 +152,9 @@ async fn clients<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
 }
 
 /// Wait until a pod runs, and check that it reaches the daemon.
-async fn is_client<C: Cluster>(play: &mut Play<'_, C>, name: &str) -> Result<(), Stop> {
+async fn is_client<C: Cluster>(play: &mut Play<'_, C>, name: &str) -> Result<(), PlayStop> {
     let (_, reports) = play.started("default", name).await?;
-    let reaches = |report: &Report| {
+    let reaches = |report: &SelfReport| {
         let variable = report.env.get("CUDA_MPS_PIPE_DIRECTORY").map(String::as_str);
         variable == Some(PIPE) && report.mounts.iter().any(|mount| mount == PIPE)
     };

@@ -7,15 +7,15 @@ use tokio::time::Instant;
 use super::one_runs;
 use crate::builders::pod;
 use crate::scenario::devices::check_own_gpu;
-use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
+use crate::scenario::{Cluster, ClusterProgram, End, Play, PlayStop, TestbedMachine};
 
 /// The length of an outage: enough for watches to end, back-offs to grow, and the extender's lease to expire.
 const OUTAGE: Duration = Duration::from_secs(30);
 
-pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("The API server is down for 30 s; pods keep running").await?;
     let (node, before) = one_runs(play, "one").await?;
-    play.cluster.stop(Part::ApiServer, End::Killed).await?;
+    play.cluster.stop(ClusterProgram::ApiServer, End::Killed).await?;
     play.step("killed", "the API server", "kill -9", Vec::new())?;
     tokio::time::sleep(OUTAGE).await;
     for (uid, container, then) in &before {
@@ -24,7 +24,7 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
             format!("{now:?}")
         })?;
     }
-    play.cluster.start(Part::ApiServer).await?;
+    play.cluster.start(ClusterProgram::ApiServer).await?;
     play.step("started", "the API server", "", Vec::new())?;
     play.kubernetes_is_back(&node).await?;
     let began = Instant::now();
@@ -44,7 +44,7 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
     play.used(&node, 16).await
 }
 
-pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A node reboots; its kubelet starts before the agent").await?;
     let (node, _) = one_runs(play, "bare").await?;
     play.cluster.power_off(&node).await?;
@@ -54,10 +54,10 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
         "its processes and cgroups are gone, and its boot id is new",
         Vec::new(),
     )?;
-    play.cluster.start(Part::Runtime(&node)).await?;
-    play.cluster.start(Part::Kubelet(&node)).await?;
+    play.cluster.start(ClusterProgram::Runtime(&node)).await?;
+    play.cluster.start(ClusterProgram::Kubelet(&node)).await?;
     play.phase("bare", "Failed").await?;
-    play.cluster.start(Part::Agent(&node)).await?;
+    play.cluster.start(ClusterProgram::Agent(&node)).await?;
     play.offers(&node, 16).await?;
     play.create(&pod("replacement").gpu_mem(16).select(&node), "asks for all 16 GiB")
         .await?;
@@ -73,11 +73,11 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
     let (_, before) = one_runs(play, "bare").await?;
     play.cluster.power_off(&node).await?;
     play.step("rebooted", &node, "", Vec::new())?;
-    play.cluster.start(Part::Agent(&node)).await?;
+    play.cluster.start(ClusterProgram::Agent(&node)).await?;
     // By now the agent has read its GPUs and is waiting for the kubelet's socket.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    play.cluster.start(Part::Runtime(&node)).await?;
-    play.cluster.start(Part::Kubelet(&node)).await?;
+    play.cluster.start(ClusterProgram::Runtime(&node)).await?;
+    play.cluster.start(ClusterProgram::Kubelet(&node)).await?;
     let (uid, container, then) = before.first().cloned().unwrap_or_default();
     let report = play
         .eventually("bare to run again", async |play| {
@@ -96,11 +96,11 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
     play.used(&node, 3).await
 }
 
-pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A node is drained; its pods move to another node, and the node is used again")
         .await?;
-    let laptop = play.ready(Machine::Laptop).await?;
-    let mixed = play.ready(Machine::Mixed).await?;
+    let laptop = play.ready(TestbedMachine::Laptop).await?;
+    let mixed = play.ready(TestbedMachine::Mixed).await?;
     play.cordon(&mixed, true).await?;
     play.create_deployment("web", 3, &pod("web").gpu_mem(5).grace_seconds(2))
         .await?;
@@ -120,7 +120,7 @@ pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
     check_own_gpu(play, "back", &reports, 0)
 }
 
-pub(super) async fn rolling_update<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn rolling_update<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Every program of Divvy is replaced while pods are created and deleted")
         .await?;
     let (node, before) = one_runs(play, "steady").await?;

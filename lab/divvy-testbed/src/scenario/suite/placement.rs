@@ -6,14 +6,14 @@ use divvy_kube::objects::PodObject;
 use divvy_model::names;
 
 use crate::builders::pod;
-use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+use crate::scenario::{Cluster, Play, PlayStop, SelfReport, TestbedMachine};
 
 const PACKED: usize = 4;
 
-pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Small pods that fit anywhere are packed together, and leave the other GPUs empty")
         .await?;
-    for machine in [Machine::Laptop, Machine::Mixed] {
+    for machine in [TestbedMachine::Laptop, TestbedMachine::Mixed] {
         play.ready(machine).await?;
     }
     let mut on: BTreeSet<(String, String)> = BTreeSet::new();
@@ -42,18 +42,18 @@ pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     Ok(())
 }
 
-fn index(reports: &[Report]) -> String {
+fn index(reports: &[SelfReport]) -> String {
     let index = reports.first().and_then(|report| report.env.get(names::ALIYUN_IDX));
     index.cloned().unwrap_or_default()
 }
 
 /// Play pods with rules about the GPU. The expected indices are those of GPUs of the mixed node, which has two A100 and a T4. The
 /// laptop has a GeForce with 16 GiB.
-pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Pods choose their GPU by product, memory size, and preference")
         .await?;
-    play.ready(Machine::Laptop).await?;
-    let mixed = play.ready(Machine::Mixed).await?;
+    play.ready(TestbedMachine::Laptop).await?;
+    let mixed = play.ready(TestbedMachine::Mixed).await?;
     for (name, key, value, gpus) in [
         ("product", names::GPU_MODEL, "T4", &["2"][..]),
         ("no-product", names::GPU_MODEL, "!*GeForce*, !A100*", &["2"]),
@@ -86,10 +86,10 @@ pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
 }
 
 /// On the mixed node, the two A100 are connected by NVLink; the T4 has no NVLink.
-pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod's memory is on two GPUs: the best connected pair; the pod sees these two and no other GPU")
         .await?;
-    let mixed = play.ready(Machine::Mixed).await?;
+    let mixed = play.ready(TestbedMachine::Mixed).await?;
     let on_two = |name: &str, units: u64| pod(name).gpu_mem(units).grace_seconds(1).annotation(names::GPUS, "2");
     let text = |units: u64| format!("asks for {units} GiB, with {}: \"2\"", names::GPUS);
     play.create(&on_two("pair", 20), &text(20)).await?;
@@ -109,7 +109,7 @@ pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
     sees_both(play, "larger", &mixed, 62).await
 }
 
-async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, units: u64) -> Result<(), Stop> {
+async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, units: u64) -> Result<(), PlayStop> {
     let (object, reports) = play.started("default", name).await?;
     let node = object.spec.node_name.unwrap_or_default();
     let Some(report) = reports.first() else { return Ok(()) };
@@ -137,11 +137,11 @@ async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, 
 /// A PriorityClass that every cluster has and whose pods may preempt ordinary pods.
 const URGENT: &str = "system-cluster-critical";
 
-pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod of high priority needs room on one GPU: only pods of that GPU are evicted")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
-    let mut on: BTreeMap<String, (String, PodObject, Vec<Report>)> = BTreeMap::new();
+    let node = play.ready(TestbedMachine::Mixed).await?;
+    let mut on: BTreeMap<String, (String, PodObject, Vec<SelfReport>)> = BTreeMap::new();
     for (name, units) in [("low-0", 20), ("low-1", 20), ("low-2", 20), ("low-3", 20), ("low-4", 5)] {
         play.create(
             &pod(name).gpu_mem(units).grace_seconds(1).select(&node),
@@ -151,7 +151,7 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
         let (object, reports) = play.started("default", name).await?;
         on.insert(name.to_owned(), (index(&reports), object, reports));
     }
-    play.used(&node, Machine::Mixed.units() - 10).await?;
+    play.used(&node, TestbedMachine::Mixed.units() - 10).await?;
     let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}");
     play.create(&pod("urgent").gpu_mem(30).select(&node).priority_class(URGENT), &text)
         .await?;
@@ -190,7 +190,7 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
 }
 
 /// kube-scheduler's preemption evicts no pod when the node's total is large enough. `why` must say so and name the pods in the way.
-async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     for name in ["low-0", "low-1"] {
         let manifest = pod(name).gpu_mem(25).grace_seconds(1).select(node);
         play.create(&manifest, "asks for 25 GiB").await?;

@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use crate::builders::pod;
 use crate::scenario::devices::{check_own_gpu, is_gpu};
-use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+use crate::scenario::{Cluster, Play, PlayStop, SelfReport, TestbedMachine};
 
-pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod asks for more memory than any GPU has, another for more than is free")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
-    let mixed = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
+    let mixed = play.ready(TestbedMachine::Mixed).await?;
     for (name, units) in [("small-0", 3), ("small-1", 5)] {
         play.create(&pod(name).gpu_mem(units).select(&node), &format!("asks for {units} GiB"))
             .await?;
@@ -22,7 +22,7 @@ pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
     // kube-scheduler on its own knows only the node's total, and would bind the pod.
     let text = format!(
         "asks for 41 GiB: the GPUs of node {mixed} have {} in all, none more than 40",
-        Machine::Mixed.units()
+        TestbedMachine::Mixed.units()
     );
     play.create(&pod("too-large").gpu_mem(41), &text).await?;
     play.create(&pod("waits").gpu_mem(12).select(&node), "asks for 12 GiB")
@@ -42,10 +42,10 @@ pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
     Ok(())
 }
 
-pub(super) async fn several_containers<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn several_containers<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("The containers of one pod, with an init container and a sidecar, share the pod's GPU")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let manifest = pod("several").select(&node).init("init", 4).sidecar("side", 2);
     let manifest = manifest.gpu_mem(3).container("other", 1);
     play.create(&manifest, "init 4, sidecar 2, main 3, other 1").await?;
@@ -69,9 +69,9 @@ pub(super) async fn several_containers<C: Cluster>(play: &mut Play<'_, C>) -> Re
     play.used(&node, 6).await
 }
 
-pub(super) async fn deployment<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn deployment<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A Deployment is scaled up beyond what fits, then down").await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     play.create_deployment("web", 2, &pod("web").gpu_mem(5).select(&node)).await?;
     play.replicas("web", 2, 2).await?;
     play.used(&node, 10).await?;
@@ -83,10 +83,10 @@ pub(super) async fn deployment<C: Cluster>(play: &mut Play<'_, C>) -> Result<(),
     play.used(&node, 5).await
 }
 
-pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A pod sets spec.nodeName itself: it is not started on memory that was not allocated to it")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     play.create(
         &pod("direct").gpu_mem(3).on_node(&node),
         &format!("asks for 3 GiB, with nodeName: {node}"),
@@ -107,10 +107,10 @@ pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Re
 /// The number of pods of each kind whose start is timed.
 const TIMED: usize = 20;
 
-pub(super) async fn speed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn speed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("The time from a pod's creation until it runs, alternating between pods with and without a GPU")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     let mut times = [Vec::new(), Vec::new()];
     for number in 0..TIMED {
         for (kind, times) in times.iter_mut().enumerate() {
@@ -140,9 +140,9 @@ pub(super) async fn speed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop
 
 const MANY: usize = 40;
 
-pub(super) async fn many<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn many<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("Many pods at once").await?;
-    for machine in [Machine::Laptop, Machine::Mixed] {
+    for machine in [TestbedMachine::Laptop, TestbedMachine::Mixed] {
         play.ready(machine).await?;
     }
     let began = Instant::now();
@@ -168,7 +168,7 @@ pub(super) async fn many<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
         })
         .await?;
     play.measured(&format!("{} ms until all {MANY} run", began.elapsed().as_millis()))?;
-    let number = |report: &Report, key: &str| report.env.get(key).and_then(|text| text.parse::<u64>().ok());
+    let number = |report: &SelfReport, key: &str| report.env.get(key).and_then(|text| text.parse::<u64>().ok());
     let mut used: BTreeMap<(String, u64), (u64, u64)> = BTreeMap::new();
     for (name, (node, report)) in &reports {
         let index = number(report, names::ALIYUN_IDX).unwrap_or(u64::MAX);

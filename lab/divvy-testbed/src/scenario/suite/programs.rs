@@ -4,26 +4,26 @@ use divvy_model::Enforcement;
 use serde_json::{Value, json};
 
 use super::node_configs::configure;
-use crate::scenario::isolation::{self, Library, User};
+use crate::scenario::isolation::{self, LoadedLibrary, UsingPod};
 use crate::scenario::play::NAMESPACE;
-use crate::scenario::{End, Machine, NodeConfigs, Part, Play, RunsGpuPrograms, Stop};
+use crate::scenario::{ClusterProgram, End, NodeConfigs, Play, PlayStop, RunsGpuPrograms, TestbedMachine};
 
 /// Where another version of the guard is on the node. `/etc/cdi` is used here because each node has its own.
 const DIRECTORY: &str = "/etc/cdi";
 const LIBRARIES: [&str; 2] = ["libdivvy-guard.so", "libdivvy-guard-nvml.so"];
 
 /// The machine has one GPU of 16 GiB.
-pub(in crate::scenario) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("The node's driver gets libraries that programs can load, and the agent gets the guard")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let node = play.ready(TestbedMachine::Laptop).await?;
     play.cluster.provide_cuda(&node, true)?;
     let played = guarded(play, &node).await;
-    let restored = restored(play, &node, Machine::Laptop).await;
+    let restored = restored(play, &node, TestbedMachine::Laptop).await;
     played.and(restored)
 }
 
-async fn guarded<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn guarded<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     configure(play, json!({"default": {"guard": "shadow", "on-escape": "event"}})).await?;
     play.enforces(node, Enforcement::GUARD, true).await?;
     isolation::play(play).await?;
@@ -33,7 +33,11 @@ async fn guarded<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Resu
 }
 
 /// End the pods, and let the node have what it had before.
-pub(super) async fn restored<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, machine: Machine) -> Result<(), Stop> {
+pub(super) async fn restored<C: RunsGpuPrograms>(
+    play: &mut Play<'_, C>,
+    node: &str,
+    machine: TestbedMachine,
+) -> Result<(), PlayStop> {
     play.delete_all().await?;
     play.cluster.configure_nodes(&NodeConfigs::new()).await?;
     play.cluster.provide_cuda(node, false)?;
@@ -41,19 +45,19 @@ pub(super) async fn restored<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &
 }
 
 /// The agent ends, and another one has another version of the guard.
-async fn replaced<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn replaced<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("The agent is killed while programs run: each stays within its share")
         .await?;
-    let (mut greedy, _) = isolation::start(play, node, "greedy", 3, Library::Usual).await?;
-    let (mut neighbor, _) = isolation::start(play, node, "neighbor", 5, Library::Usual).await?;
+    let (mut greedy, _) = isolation::start(play, node, "greedy", 3, LoadedLibrary::Usual).await?;
+    let (mut neighbor, _) = isolation::start(play, node, "neighbor", 5, LoadedLibrary::Usual).await?;
     isolation::measured(play, &mut greedy).await?;
     isolation::measured(play, &mut neighbor).await?;
-    play.cluster.stop(Part::Agent(node), End::Killed).await?;
+    play.cluster.stop(ClusterProgram::Agent(node), End::Killed).await?;
     play.step("killed", &format!("the agent of {node}"), "kill -9", Vec::new())?;
     isolation::gets(play, &mut neighbor, 1024).await?;
     isolation::fills(play, &mut greedy).await?;
-    play.cluster.start(Part::Agent(node)).await?;
-    play.offers(node, Machine::Laptop.units()).await?;
+    play.cluster.start(ClusterProgram::Agent(node)).await?;
+    play.offers(node, TestbedMachine::Laptop.units()).await?;
 
     play.scene(
         "The agent gets another version of the guard: programs of running pods keep theirs, and a new pod gets the new one",
@@ -70,7 +74,7 @@ async fn replaced<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Res
     let directory = play.cluster.agents_path(node, DIRECTORY);
     let settings = json!({"guard": "shadow", "guard-dir": directory, "on-escape": "event"});
     restart_with(play, node, settings).await?;
-    let (mut late, _) = isolation::start(play, node, "late", 2, Library::Usual).await?;
+    let (mut late, _) = isolation::start(play, node, "late", 2, LoadedLibrary::Usual).await?;
     isolation::measured(play, &mut late).await?;
     isolation::fills(play, &mut late).await?;
     isolation::gets(play, &mut neighbor, 512).await?;
@@ -100,12 +104,12 @@ async fn replaced<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Res
 }
 
 /// The agent kills a program that avoids the guard.
-async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("With --on-escape kill, a program that avoids the guard is killed; its neighbor goes on")
         .await?;
     restart_with(play, node, json!({"guard": "shadow", "on-escape": "kill"})).await?;
-    let (mut neighbor, _) = isolation::start(play, node, "neighbor", 5, Library::Usual).await?;
-    let (mut bypass, _) = isolation::start(play, node, "bypass", 2, Library::Real).await?;
+    let (mut neighbor, _) = isolation::start(play, node, "neighbor", 5, LoadedLibrary::Usual).await?;
+    let (mut bypass, _) = isolation::start(play, node, "bypass", 2, LoadedLibrary::Real).await?;
     let program = &mut bypass.program;
     let text = play
         .eventually("the agent to kill the program", async |_| {
@@ -123,12 +127,12 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Resul
 }
 
 /// The extender evicts the pod of such a program.
-async fn evicted<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn evicted<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     play.scene("With --on-escape evict, the extender evicts the pod of such a program")
         .await?;
     restart_with(play, node, json!({"guard": "shadow", "on-escape": "evict"})).await?;
-    let (mut neighbor, _) = isolation::start(play, node, "neighbor", 5, Library::Usual).await?;
-    let (bypass, _) = isolation::start(play, node, "bypass", 2, Library::Real).await?;
+    let (mut neighbor, _) = isolation::start(play, node, "neighbor", 5, LoadedLibrary::Usual).await?;
+    let (bypass, _) = isolation::start(play, node, "bypass", 2, LoadedLibrary::Real).await?;
     let pods = play.pods(NAMESPACE);
     play.eventually("the pod to be evicted", async |_| {
         Ok(match pods.get_opt(bypass.pod).await {
@@ -146,17 +150,21 @@ async fn evicted<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Resu
 
 /// Give the agents these settings, and start the node's agent again.
 /// The machine is the first one.
-pub(super) async fn restart_with<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, settings: Value) -> Result<(), Stop> {
+pub(super) async fn restart_with<C: RunsGpuPrograms>(
+    play: &mut Play<'_, C>,
+    node: &str,
+    settings: Value,
+) -> Result<(), PlayStop> {
     configure(play, json!({"default": settings})).await?;
-    play.cluster.stop(Part::Agent(node), End::Stopped).await?;
+    play.cluster.stop(ClusterProgram::Agent(node), End::Stopped).await?;
     // A kubelet permanently rejects a pod that it gets after the agent has ended and before it knows.
     play.offers(node, 0).await?;
-    play.cluster.start(Part::Agent(node)).await?;
-    play.offers(node, Machine::Laptop.units()).await
+    play.cluster.start(ClusterProgram::Agent(node)).await?;
+    play.offers(node, TestbedMachine::Laptop.units()).await
 }
 
 /// End the programs and delete the pods.
-async fn end<C: RunsGpuPrograms, const N: usize>(play: &mut Play<'_, C>, users: [User; N]) -> Result<(), Stop> {
+async fn end<C: RunsGpuPrograms, const N: usize>(play: &mut Play<'_, C>, users: [UsingPod; N]) -> Result<(), PlayStop> {
     for user in users {
         user.program.end().await?;
     }

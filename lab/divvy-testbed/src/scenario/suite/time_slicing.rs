@@ -6,23 +6,23 @@ use divvy_model::Vendor;
 
 use super::whole::whole_gpus;
 use crate::scenario::devices::gpus;
-use crate::scenario::{Cluster, Fault, Machine, Part, Play, Plugin, Stop};
+use crate::scenario::{Cluster, ClusterProgram, GpuFault, Play, PlayStop, PluginSetup, TestbedMachine};
 
 /// The XID of a GPU that has fallen off the bus.
 const XID: u32 = 79;
 
 /// The machine has three GPUs.
-pub(in crate::scenario) async fn time_slicing<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn time_slicing<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("nvidia-device-plugin runs in place of the agent, and offers each of three GPUs four times")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
     replicas(play, &node, 4).await?;
     let played = shared(play, &node).await;
-    let restored = play.run_agent(&node, Machine::Mixed).await;
+    let restored = play.run_agent(&node, TestbedMachine::Mixed).await;
     played.and(restored)
 }
 
-async fn shared<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+async fn shared<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     play.has(node, resource, 12).await?;
     let names = ["one", "two", "three", "four"];
@@ -54,10 +54,10 @@ async fn shared<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     let minor = shared
         .and_then(|(gpu, _)| gpu.strip_prefix("/dev/nvidia")?.parse().ok())
         .unwrap_or(0);
-    play.cluster.fault(node, minor, Fault::Dies { xid: XID }).await?;
+    play.cluster.fault(node, minor, GpuFault::Dies { xid: XID }).await?;
     play.step("failed", node, &format!("GPU {minor} with XID {XID}"), Vec::new())?;
     play.has(node, resource, 8).await?;
-    play.cluster.fault(node, minor, Fault::Recovers).await?;
+    play.cluster.fault(node, minor, GpuFault::Recovers).await?;
     play.has(node, resource, 12).await?;
     play.step("recovered", node, &format!("GPU {minor} is offered again"), Vec::new())?;
     play.unmoved(&before).await?;
@@ -83,7 +83,8 @@ async fn shared<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
 
     play.scene("nvidia-device-plugin is killed while pods run").await?;
     let before = play.reports().await?;
-    play.kill_and_start(Part::Plugin(node), "nvidia-device-plugin").await?;
+    play.kill_and_start(ClusterProgram::Plugin(node), "nvidia-device-plugin")
+        .await?;
     play.has(node, resource, 6).await?;
     play.unmoved(&before).await?;
     play.delete("default", "one", "so that one replica is free").await?;
@@ -93,11 +94,11 @@ async fn shared<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     Ok(())
 }
 
-async fn replicas<C: Cluster>(play: &mut Play<'_, C>, node: &str, count: u32) -> Result<(), Stop> {
+async fn replicas<C: Cluster>(play: &mut Play<'_, C>, node: &str, count: u32) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     let config =
         format!("version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: {resource}\n      replicas: {count}\n");
-    let plugin = Plugin {
+    let plugin = PluginSetup {
         config: &config,
         with_mps: false,
     };

@@ -8,10 +8,10 @@ use divvy_model::MemoryUnit;
 use super::one_runs;
 use crate::builders::pod;
 use crate::scenario::devices::check_own_gpu;
-use crate::scenario::history::History;
-use crate::scenario::{Cluster, Play, Stop};
+use crate::scenario::history::AuditHistory;
+use crate::scenario::{Cluster, Play, PlayStop};
 
-pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("The memory unit is made smaller, then larger again, while pods run")
         .await?;
     let played = both_ways(play).await;
@@ -20,10 +20,10 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     played
 }
 
-async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     let small = MemoryUnit::new(256).unwrap_or_default();
     let (node, _) = one_runs(play, "three").await?;
-    let history = History::begin(play).await?;
+    let history = AuditHistory::begin(play).await?;
     play.create(&pod("five").gpu_mem(5).select(&node), "asks for 5 GiB").await?;
     play.started("default", "five").await?;
     let before = play.reports().await?;
@@ -89,20 +89,20 @@ async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     history.end(play)
 }
 
-async fn changed<C: Cluster>(play: &mut Play<'_, C>, unit: MemoryUnit, node: &str, units: u64) -> Result<(), Stop> {
+async fn changed<C: Cluster>(play: &mut Play<'_, C>, unit: MemoryUnit, node: &str, units: u64) -> Result<(), PlayStop> {
     play.cluster.change_unit(unit).await?;
     play.step("changed", "the memory unit", &format!("to {unit}"), Vec::new())?;
     play.offers(node, units).await
 }
 
 /// Check that neither `divvy audit` nor an event reports a problem with a pod.
-async fn is_well<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+async fn is_well<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     let (output, errors, ok) = play.run_divvy(&["audit"]).await?;
     play.check(ok, "divvy audit finds no problem", || format!("{output}{errors}"))?;
     let pods: Vec<Option<String>> = play.all_pods().await?.into_iter().map(|pod| pod.metadata.uid).collect();
     let events: Api<Event> = Api::namespaced(play.cluster.client(), "default");
     let told = events.list(&ListParams::default()).await;
-    let told = told.map_err(|source| Stop::Api {
+    let told = told.map_err(|source| PlayStop::Api {
         what: "list of events".to_owned(),
         source: Box::new(source),
     })?;

@@ -8,9 +8,9 @@ use serde_json::json;
 use super::node_configs::{LABEL, configure};
 use super::vendors::gpus;
 use crate::builders::{PodBuilder, pod};
-use crate::scenario::{Cluster, Machine, NodeConfigs, Play, Stop};
+use crate::scenario::{Cluster, NodeConfigs, Play, PlayStop, TestbedMachine};
 
-/// The GPUs of a vendor that [`Machine::Instinct`] has.
+/// The GPUs of a vendor that [`TestbedMachine::Instinct`] has.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Side {
     vendor: Vendor,
@@ -36,21 +36,21 @@ pub(super) const INTEL: Side = Side {
 };
 
 /// The machines have an NVIDIA GPU, and these GPUs of the other vendor.
-pub(in crate::scenario) async fn vendor_shares<C: Cluster>(play: &mut Play<'_, C>, side: Side) -> Result<(), Stop> {
+pub(in crate::scenario) async fn vendor_shares<C: Cluster>(play: &mut Play<'_, C>, side: Side) -> Result<(), PlayStop> {
     let Side { vendor, gpus, .. } = side;
     play.scene(&format!(
         "A node with an NVIDIA GPU shares it, and a node with {gpus} {vendor} GPUs gives them out as a whole"
     ))
     .await?;
-    play.ready(Machine::Laptop).await?;
-    let instinct = play.ready(Machine::Instinct).await?;
+    play.ready(TestbedMachine::Laptop).await?;
+    let instinct = play.ready(TestbedMachine::Instinct).await?;
     play.has(&instinct, vendor.whole_resource(), gpus).await?;
     let played = shared(play, &instinct, side).await;
     let restored = restored(play, &instinct, side).await;
     played.and(restored)
 }
 
-async fn restored<C: Cluster>(play: &mut Play<'_, C>, instinct: &str, side: Side) -> Result<(), Stop> {
+async fn restored<C: Cluster>(play: &mut Play<'_, C>, instinct: &str, side: Side) -> Result<(), PlayStop> {
     let Side { vendor, gpus, .. } = side;
     play.scene(&format!(
         "Without the setting, the {vendor} GPUs are given out as a whole only"
@@ -70,7 +70,7 @@ fn share(name: &str, vendor: Vendor, units: u64) -> PodBuilder {
     pod.annotation(names::GPU_VENDOR, vendor.name())
 }
 
-async fn shared<C: Cluster>(play: &mut Play<'_, C>, instinct: &str, side: Side) -> Result<(), Stop> {
+async fn shared<C: Cluster>(play: &mut Play<'_, C>, instinct: &str, side: Side) -> Result<(), PlayStop> {
     let Side {
         vendor,
         gpus: count,
@@ -154,7 +154,7 @@ async fn shared<C: Cluster>(play: &mut Play<'_, C>, instinct: &str, side: Side) 
 }
 
 /// Return the vendor's GPUs on all nodes.
-async fn of_vendor<C: Cluster>(play: &Play<'_, C>, vendor: Vendor) -> Result<Vec<Gpu>, Stop> {
+async fn of_vendor<C: Cluster>(play: &Play<'_, C>, vendor: Vendor) -> Result<Vec<Gpu>, PlayStop> {
     let gpus = play.nodes().await?.into_iter().flat_map(|node| {
         let annotations = node.metadata.annotations.unwrap_or_default();
         let inventory = annotations.get(names::INVENTORY).and_then(|text| Inventory::parse(text).ok());

@@ -6,17 +6,17 @@ use divvy_model::{Vendor, names};
 
 use crate::builders::pod;
 use crate::scenario::devices::is_gpu;
-use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+use crate::scenario::{Cluster, Play, PlayStop, SelfReport, TestbedMachine};
 
 /// On the machine with AMD's GPUs, GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another.
-pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     let resource = Vendor::Amd.whole_resource();
     play.scene(
         "A node with an NVIDIA GPU, whose memory is shared, and a node with four AMD GPUs, which are given out as a whole",
     )
     .await?;
-    let laptop = play.ready(Machine::Laptop).await?;
-    let instinct = play.ready(Machine::Instinct).await?;
+    let laptop = play.ready(TestbedMachine::Laptop).await?;
+    let instinct = play.ready(TestbedMachine::Instinct).await?;
     play.has(&instinct, resource, 4).await?;
 
     play.create(&pod("cuda").gpu_mem(3).select(&laptop), "asks for 3 GiB of GPU memory")
@@ -94,7 +94,7 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
 }
 
 /// Return the device nodes of GPUs in the container, one for each GPU.
-pub(super) fn gpus(reports: &[Report]) -> Vec<String> {
+pub(super) fn gpus(reports: &[SelfReport]) -> Vec<String> {
     let devices = reports.iter().flat_map(|report| &report.devices);
     let is_any_gpu = |path: &&String| is_gpu(path) || path.starts_with("/dev/dri/renderD");
     devices.filter(is_any_gpu).cloned().collect()

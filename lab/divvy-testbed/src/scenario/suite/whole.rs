@@ -7,14 +7,14 @@ use divvy_model::{Vendor, names};
 use super::mig;
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus;
-use crate::scenario::play::Seen;
-use crate::scenario::{Cluster, Machine, Play, Stop, Whole};
+use crate::scenario::play::SeenReport;
+use crate::scenario::{Cluster, Play, PlayStop, TestbedMachine, WholeOffer};
 
 /// The machine has two A100, connected by NVLink, and a T4.
-pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), PlayStop> {
     play.scene("A node with three NVIDIA GPUs offers each of them in shares and as a whole")
         .await?;
-    let node = play.ready(Machine::Mixed).await?;
+    let node = play.ready(TestbedMachine::Mixed).await?;
     play.create(
         &pod("share")
             .gpu_mem(3)
@@ -26,7 +26,7 @@ pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Re
     .await?;
     play.started("default", "share").await?;
     let before = play.reports().await?;
-    play.cluster.offer_whole(Whole::Mixed).await?;
+    play.cluster.offer_whole(WholeOffer::Mixed).await?;
     play.step("updated", "divvy-agent", "the agents run with --whole-gpus", Vec::new())?;
     let mut played = beside_shares(play, &node, &before).await;
     play.clear().await?;
@@ -41,11 +41,11 @@ pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Re
         mig::restore(play, &node).await?;
     }
     // The next scene expects shares only.
-    play.cluster.offer_whole(Whole::Nothing).await?;
+    play.cluster.offer_whole(WholeOffer::Nothing).await?;
     played
 }
 
-async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &[Seen]) -> Result<(), Stop> {
+async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &[SeenReport]) -> Result<(), PlayStop> {
     let resource = Vendor::Nvidia.whole_resource();
     play.has(node, resource, 3).await?;
     play.unmoved(before).await?;

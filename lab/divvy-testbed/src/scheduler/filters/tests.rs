@@ -7,9 +7,9 @@ fn map(of: &[(&str, u64)]) -> BTreeMap<String, u64> {
     of.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
 }
 
-fn reasons(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> Vec<String> {
+fn reasons(pod: &SchedulerPod, node: &SchedulerNode, used: &BTreeMap<String, u64>) -> Vec<String> {
     let (nodes, namespaces) = (BTreeMap::from([("n".to_owned(), node.clone())]), BTreeMap::new());
-    let cluster = Cluster {
+    let cluster = ClusterView {
         nodes: &nodes,
         pods: Vec::new(),
         namespaces: &namespaces,
@@ -24,14 +24,14 @@ fn reasons(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> Vec<
 
 #[test]
 fn a_pod_fits_where_the_sums_allow_it() {
-    let node = NodeView {
+    let node = SchedulerNode {
         allocatable: map(&[("cpu", 4000), ("pods", 2), ("aliyun.com/gpu-mem", 16)]),
         ready: true,
-        ..NodeView::default()
+        ..SchedulerNode::default()
     };
-    let pod = |mem: u64| PodView {
+    let pod = |mem: u64| SchedulerPod {
         requests: map(&[("pods", 1), ("aliyun.com/gpu-mem", mem)]),
-        ..PodView::default()
+        ..SchedulerPod::default()
     };
     for (mem, used, expected) in [
         (16, map(&[]), vec![]),
@@ -45,17 +45,17 @@ fn a_pod_fits_where_the_sums_allow_it() {
     ] {
         assert_eq!(reasons(&pod(mem), &node, &used), expected);
     }
-    let closed = NodeView {
+    let closed = SchedulerNode {
         unschedulable: true,
         ..node.clone()
     };
     assert_eq!(reasons(&pod(1), &closed, &map(&[])), ["node(s) were unschedulable"]);
-    let lost = NodeView {
+    let lost = SchedulerNode {
         ready: false,
         ..node.clone()
     };
     assert_eq!(reasons(&pod(1), &lost, &map(&[])), ["node(s) had untolerated taint(s)"]);
-    let picky = PodView {
+    let picky = SchedulerPod {
         node_selector: BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]),
         ..pod(1)
     };
@@ -66,7 +66,7 @@ fn a_pod_fits_where_the_sums_allow_it() {
 }
 
 /// Return a pod that every filter refuses, except the first `without` filters.
-fn troubled(without: usize) -> (cases::Cluster, Pod) {
+fn troubled(without: usize) -> (cases::ClusterBuilder, Pod) {
     let tolerations = [
         json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}),
         json!({"key": "dedicated", "operator": "Exists"}),
@@ -99,7 +99,7 @@ fn troubled(without: usize) -> (cases::Cluster, Pod) {
         node.status.as_mut().expect("status").allocatable = Some(serde_json::from_value(allocatable).expect("amounts"));
     };
     let holder = json!({"containers": [{"name": "c", "image": "i", "ports": [{"hostPort": 80, "containerPort": 80}]}]});
-    let cluster = cases::Cluster::default().node("n", "node=n").with(close);
+    let cluster = cases::ClusterBuilder::default().node("n", "node=n").with(close);
     // A domain without a pod, in which the pod does not fit either.
     let cluster = cluster
         .holds("n", cases::pod("", "app=web", holder))
@@ -131,7 +131,7 @@ fn filters_have_the_order_of_the_default_profile() {
 #[test]
 fn a_cordon_is_a_taint_that_can_be_tolerated() {
     let cordon = |node: &mut Node| node.spec = Some(serde_json::from_value(json!({"unschedulable": true})).expect("spec"));
-    let cluster = cases::Cluster::default().node("n", "").with(cordon);
+    let cluster = cases::ClusterBuilder::default().node("n", "").with(cordon);
     for (toleration, expected) in [
         (json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}), ""),
         (json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}), ""),

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::super::cases::{Cluster, labels, pod};
+use super::super::cases::{ClusterBuilder, labels, pod};
 use super::*;
 
 const FITS: &str = "";
@@ -40,8 +40,8 @@ fn in_namespace(mut pod: Pod, namespace: &str) -> Pod {
 }
 
 /// Return two nodes of one region, each in its own zone, and one node without either label.
-fn nodes() -> Cluster {
-    Cluster::default()
+fn nodes() -> ClusterBuilder {
+    ClusterBuilder::default()
         .node("n1", "region=r1,zone=z1")
         .node("n2", "region=r1,zone=z2")
         .node("n3", "hostname=n3")
@@ -289,5 +289,5 @@ fn an_empty_label_selector_means_every_pod() {
     cluster.check(&away("service=web", &by(json!(null))), &[FITS; 3], "absent");
     cluster.check(&away("service=web", &by(json!({}))), &[ANTI_AFFINITY, FITS, FITS], "empty");
     cluster.check(&away("service=db", &by(json!({}))), &[FITS; 3], "empty, and a key");
-    assert_eq!(labels(""), Labels::new());
+    assert_eq!(labels(""), ObjectLabels::new());
 }

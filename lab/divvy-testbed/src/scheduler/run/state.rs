@@ -6,18 +6,18 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Resource;
 
-use super::watches::Change;
+use super::watches::ObjectChange;
 use super::{Loop, Placed, name_of, uid_of};
 use crate::scheduler::filters::{has_ended, labels_of, node_of};
 use crate::scheduler::queue::Rank;
-use crate::scheduler::view::{Cluster, NodeView, PodView};
+use crate::scheduler::view::{ClusterView, SchedulerNode, SchedulerPod};
 
 impl Loop {
-    pub(super) fn pods(&mut self, change: Change<Pod>) {
+    pub(super) fn pods(&mut self, change: ObjectChange<Pod>) {
         match change {
-            Change::Apply(pod) => self.pod(*pod),
-            Change::Delete(uid) => self.pod_gone(&uid),
-            Change::List(listed) => {
+            ObjectChange::Apply(pod) => self.pod(*pod),
+            ObjectChange::Delete(uid) => self.pod_gone(&uid),
+            ObjectChange::List(listed) => {
                 let known = self.pending.keys().chain(self.bound.keys()).chain(self.assumed.keys());
                 let gone: Vec<String> = known.filter(|uid| !listed.contains_key(*uid)).cloned().collect();
                 for uid in gone {
@@ -75,7 +75,7 @@ impl Loop {
         self.assumed.remove(&uid);
         self.pending.remove(&uid);
         self.queue.remove(&uid);
-        let view = PodView::of(&pod);
+        let view = SchedulerPod::of(&pod);
         let counts_alike = |known: &Placed| known.view.labels == view.labels && known.view.terminating == view.terminating;
         if !self.bound.get(&uid).is_some_and(counts_alike) {
             self.queue.wake_minding();
@@ -92,22 +92,22 @@ impl Loop {
         }
     }
 
-    pub(super) fn nodes(&mut self, change: Change<Node>) {
-        if take_in(&mut self.nodes, change, NodeView::of) {
+    pub(super) fn nodes(&mut self, change: ObjectChange<Node>) {
+        if take_in(&mut self.nodes, change, SchedulerNode::of) {
             self.queue.wake_all();
         }
     }
 
-    pub(super) fn namespaces(&mut self, change: Change<Namespace>) {
+    pub(super) fn namespaces(&mut self, change: ObjectChange<Namespace>) {
         if take_in(&mut self.namespaces, change, labels_of) {
             self.queue.wake_minding();
         }
     }
 
     /// Return the current cluster, including pods on their way to a node.
-    pub(super) fn cluster(&self) -> Cluster<'_> {
+    pub(super) fn cluster(&self) -> ClusterView<'_> {
         let placed = self.bound.values().chain(self.assumed.values());
-        Cluster {
+        ClusterView {
             nodes: &self.nodes,
             pods: placed.map(|placed| (placed.node.as_str(), &placed.view)).collect(),
             namespaces: &self.namespaces,
@@ -116,19 +116,19 @@ impl Loop {
 }
 
 /// Apply a change to a map of the values read from each object. Report whether the map changed.
-fn take_in<K: Resource, V: PartialEq>(known: &mut BTreeMap<String, V>, change: Change<K>, read: impl Fn(&K) -> V) -> bool {
+fn take_in<K: Resource, V: PartialEq>(known: &mut BTreeMap<String, V>, change: ObjectChange<K>, read: impl Fn(&K) -> V) -> bool {
     match change {
-        Change::Apply(object) => {
+        ObjectChange::Apply(object) => {
             let (name, new) = (name_of(&*object), read(&*object));
             let changed = known.get(&name) != Some(&new);
             known.insert(name, new);
             changed
         }
-        Change::Delete(name) => {
+        ObjectChange::Delete(name) => {
             known.remove(&name);
             true
         }
-        Change::List(listed) => {
+        ObjectChange::List(listed) => {
             let listed = listed.iter().map(|(name, object)| (name.clone(), read(object))).collect();
             let changed = *known != listed;
             *known = listed;

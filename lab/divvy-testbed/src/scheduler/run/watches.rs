@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 
 /// A change of one object or of all objects.
-pub(super) enum Change<K> {
+pub(super) enum ObjectChange<K> {
     Apply(Box<K>),
     /// The object with this key is gone.
     Delete(String),
@@ -19,29 +19,29 @@ pub(super) enum Change<K> {
 }
 
 /// The result of a watch.
-pub(super) enum Seen {
-    Pods(Change<Pod>),
-    Nodes(Change<Node>),
-    Namespaces(Change<Namespace>),
+pub(super) enum WatchResult {
+    Pods(ObjectChange<Pod>),
+    Nodes(ObjectChange<Node>),
+    Namespaces(ObjectChange<Namespace>),
     /// A part of a list that is not complete yet.
     Part,
     Failed(watcher::Error),
 }
 
 /// A watch that collects a list until it is complete.
-struct Watch<K> {
+struct ListWatch<K> {
     events: BoxStream<'static, watcher::Result<watcher::Event<K>>>,
     key: fn(&K) -> String,
     listing: Option<BTreeMap<String, K>>,
     known: bool,
 }
 
-impl<K> Watch<K>
+impl<K> ListWatch<K>
 where
     K: kube::Resource<DynamicType = ()> + DeserializeOwned + Clone + std::fmt::Debug + Send + 'static,
 {
-    fn new(client: Client, key: fn(&K) -> String) -> Watch<K> {
-        Watch {
+    fn new(client: Client, key: fn(&K) -> String) -> ListWatch<K> {
+        ListWatch {
             events: watcher(Api::<K>::all(client), watcher::Config::default()).boxed(),
             key,
             listing: None,
@@ -49,16 +49,16 @@ where
         }
     }
 
-    async fn next(&mut self, seen: fn(Change<K>) -> Seen) -> Seen {
+    async fn next(&mut self, seen: fn(ObjectChange<K>) -> WatchResult) -> WatchResult {
         match self.events.next().await {
-            Some(Ok(event)) => self.take(event).map_or(Seen::Part, seen),
-            Some(Err(error)) => Seen::Failed(error),
+            Some(Ok(event)) => self.take(event).map_or(WatchResult::Part, seen),
+            Some(Err(error)) => WatchResult::Failed(error),
             // A watch does not end.
             None => std::future::pending().await,
         }
     }
 
-    fn take(&mut self, event: watcher::Event<K>) -> Option<Change<K>> {
+    fn take(&mut self, event: watcher::Event<K>) -> Option<ObjectChange<K>> {
         match event {
             watcher::Event::Init => self.listing = Some(BTreeMap::new()),
             watcher::Event::InitApply(object) => {
@@ -68,10 +68,10 @@ where
             }
             watcher::Event::InitDone => {
                 self.known = true;
-                return self.listing.take().map(Change::List);
+                return self.listing.take().map(ObjectChange::List);
             }
-            watcher::Event::Apply(object) => return Some(Change::Apply(Box::new(object))),
-            watcher::Event::Delete(object) => return Some(Change::Delete((self.key)(&object))),
+            watcher::Event::Apply(object) => return Some(ObjectChange::Apply(Box::new(object))),
+            watcher::Event::Delete(object) => return Some(ObjectChange::Delete((self.key)(&object))),
         }
         None
     }
@@ -79,27 +79,27 @@ where
 
 /// All watches of the loop.
 pub(super) struct Watches {
-    pods: Watch<Pod>,
-    nodes: Watch<Node>,
-    namespaces: Watch<Namespace>,
+    pods: ListWatch<Pod>,
+    nodes: ListWatch<Node>,
+    namespaces: ListWatch<Namespace>,
 }
 
 impl Watches {
     pub(super) fn new(client: &Client) -> Watches {
         Watches {
-            pods: Watch::new(client.clone(), super::uid_of),
-            nodes: Watch::new(client.clone(), super::name_of),
-            namespaces: Watch::new(client.clone(), super::name_of),
+            pods: ListWatch::new(client.clone(), super::uid_of),
+            nodes: ListWatch::new(client.clone(), super::name_of),
+            namespaces: ListWatch::new(client.clone(), super::name_of),
         }
     }
 
     /// Return the next result. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> Seen {
+    pub(super) async fn next(&mut self) -> WatchResult {
         tokio::select! {
             biased;
-            seen = self.pods.next(Seen::Pods) => seen,
-            seen = self.nodes.next(Seen::Nodes) => seen,
-            seen = self.namespaces.next(Seen::Namespaces) => seen,
+            seen = self.pods.next(WatchResult::Pods) => seen,
+            seen = self.nodes.next(WatchResult::Nodes) => seen,
+            seen = self.namespaces.next(WatchResult::Namespaces) => seen,
         }
     }
 

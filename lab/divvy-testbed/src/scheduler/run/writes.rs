@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 
-use super::{BindError, BindResult, Loop, uid_of};
-use crate::node::events::Note;
+use super::{BindOutcome, Loop, PodBindError, uid_of};
+use crate::node::events::RecordedEvent;
 
 impl Loop {
     /// Bind the pod, through the extender if the extender handles it.
@@ -24,11 +24,14 @@ impl Loop {
                 );
                 let uid = uid_of(&pod);
                 let result = match extender {
-                    Some(extender) => extender.bind(&namespace, &name, &uid, &node).await.map_err(BindError::from),
+                    Some(extender) => extender
+                        .bind(&namespace, &name, &uid, &node)
+                        .await
+                        .map_err(PodBindError::from),
                     None => bind_directly(client, &namespace, &name, &uid, &node).await,
                 };
                 // The receiver is gone only when the whole scheduler ends.
-                let _ = binds.send(BindResult { pod, node, result });
+                let _ = binds.send(BindOutcome { pod, node, result });
             };
             let _ = token.run_until_cancelled(work).await;
         });
@@ -111,7 +114,7 @@ impl Loop {
 
     /// Write an event about the pod.
     pub(super) fn note(&self, pod: &Pod, warning: bool, reason: &str, message: String) {
-        self.recorder.note(Note {
+        self.recorder.note(RecordedEvent {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             pod: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid_of(pod),
@@ -122,7 +125,7 @@ impl Loop {
     }
 }
 
-async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), BindError> {
+async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), PodBindError> {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     let binding = Binding {
         metadata: ObjectMeta {
@@ -141,5 +144,5 @@ async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, n
     let sent: kube::Result<serde_json::Value> = api
         .create_subresource("binding", name, &PostParams::default(), &binding)
         .await;
-    sent.map(drop).map_err(BindError::Api)
+    sent.map(drop).map_err(PodBindError::Api)
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::cases::{Cluster, pod};
+use super::super::cases::{ClusterBuilder, pod};
 use super::super::{node_affinity, taints};
 use super::*;
 
@@ -23,14 +23,14 @@ fn spread(constraints: &[Value]) -> k8s_openapi::api::core::v1::Pod {
 }
 
 /// Return two zones of two nodes each, with these numbers of pods `foo` on the nodes.
-fn zones(counts: [usize; 4]) -> Cluster {
+fn zones(counts: [usize; 4]) -> ClusterBuilder {
     let nodes = [
         ("node-a", "zone1"),
         ("node-b", "zone1"),
         ("node-x", "zone2"),
         ("node-y", "zone2"),
     ];
-    let mut cluster = Cluster::default();
+    let mut cluster = ClusterBuilder::default();
     for ((node, zone), count) in nodes.into_iter().zip(counts) {
         cluster = cluster.node(node, &format!("zone={zone},node={node}"));
         for _ in 0..count {
@@ -112,13 +112,13 @@ fn a_pod_that_does_not_match_its_own_selector_adds_nothing() {
 /// It counts for no constraint.
 #[test]
 fn a_node_without_topology_key_gets_no_pod() {
-    let rack = |cluster: Cluster| {
+    let rack = |cluster: ClusterBuilder| {
         cluster
             .node("node-a", "zone=z1,rack=r1")
             .node("node-b", "zone=z2,rack=r1")
             .node("node-c", "rack=r2")
     };
-    let cluster = rack(Cluster::default()).has("node-a", "foo").has("node-c", "foo");
+    let cluster = rack(ClusterBuilder::default()).has("node-a", "foo").has("node-c", "foo");
     let (zone, rack) = (constraint(1, "zone", json!(null)), constraint(1, "rack", json!(null)));
     cluster.check(&spread(std::slice::from_ref(&zone)), &[SKEW, FITS, NO_LABEL], "zones");
     cluster.check(&spread(std::slice::from_ref(&rack)), &[FITS, FITS, FITS], "racks as 1/1");
@@ -130,7 +130,7 @@ fn a_node_without_topology_key_gets_no_pod() {
 /// Nor does the pod itself.
 #[test]
 fn other_namespaces_and_deleted_pods_do_not_count() {
-    let nodes = || Cluster::default().node("node-a", "node=a").node("node-b", "node=b");
+    let nodes = || ClusterBuilder::default().node("node-a", "node=a").node("node-b", "node=b");
     let one = constraint(1, "node", json!(null));
     let mut other = pod("", "foo", json!({}));
     other.metadata.namespace = Some("elsewhere".to_owned());
@@ -161,7 +161,7 @@ fn other_namespaces_and_deleted_pods_do_not_count() {
 #[test]
 fn with_fewer_domains_than_min_domains_the_fewest_are_none() {
     let nodes = || {
-        Cluster::default()
+        ClusterBuilder::default()
             .node("node-a", "node=a")
             .node("node-b", "node=b")
             .node("node-c", "node=c")
@@ -215,7 +215,7 @@ fn only_honored_untolerated_taints_exclude_a_node() {
         node.spec = Some(serde_json::from_value(json!({"unschedulable": true})).expect("spec"));
     };
     let nodes = || {
-        Cluster::default()
+        ClusterBuilder::default()
             .node("node-a", "node=a")
             .has("node-a", "foo")
             .node("node-b", "node=b")

@@ -1,13 +1,13 @@
 //! `divvy-kube`'s events, as an API server stores them.
 
-use divvy_kube::events::{Events, Note, node_reference};
+use divvy_kube::events::{EventNote, Events, node_reference};
 use divvy_testbed::api::ApiServer;
 
 use super::server;
 
 async fn publish(events: &Events, texts: impl IntoIterator<Item = String>) {
     for text in texts {
-        let note = Note {
+        let note = EventNote {
             warning: true,
             reason: "GpuFailed".to_owned(),
             action: "Reconciling".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_testbed::api::{Effect, Match, Rule};
+use divvy_testbed::api::{Effect, FaultRule, Match};
 use kube::api::{ListParams, PostParams};
 
 use super::*;
@@ -26,7 +26,7 @@ async fn refusals_come_as_often_as_asked_and_are_counted() {
     ] {
         let effect = Effect::Refuse(code);
         let creations = Match::any().verb("create").resource("pods");
-        let rule = api.faults().add(Rule::new(creations, effect).times(2));
+        let rule = api.faults().add(FaultRule::new(creations, effect).times(2));
         let dry = PostParams {
             dry_run: true,
             ..PostParams::default()
@@ -54,10 +54,12 @@ async fn refusals_come_as_often_as_asked_and_are_counted() {
 async fn rules_choose_by_resource_name_and_client() {
     let api = server();
     let refuse = || Effect::Refuse(500);
-    api.faults().add(Rule::new(Match::any().resource("pods/binding"), refuse()));
-    api.faults().add(Rule::new(Match::any().name("web-*").verb("get"), refuse()));
     api.faults()
-        .add(Rule::new(Match::any().client("agent-*").namespace("default"), refuse()));
+        .add(FaultRule::new(Match::any().resource("pods/binding"), refuse()));
+    api.faults()
+        .add(FaultRule::new(Match::any().name("web-*").verb("get"), refuse()));
+    api.faults()
+        .add(FaultRule::new(Match::any().client("agent-*").namespace("default"), refuse()));
     api.create("pods", pod("web-1")).unwrap();
     api.create("pods", pod("db")).unwrap();
     let agent: Api<Pod> = Api::namespaced(api.client_as("agent-n1"), "default");
@@ -78,7 +80,7 @@ async fn rules_choose_by_resource_name_and_client() {
 #[tokio::test]
 async fn a_lost_answer_was_done_and_a_lost_request_was_not() {
     let api = server();
-    let lose = |effect| api.faults().add(Rule::new(Match::any().verb("create"), effect).times(1));
+    let lose = |effect| api.faults().add(FaultRule::new(Match::any().verb("create"), effect).times(1));
     lose(Effect::LoseAnswer);
     assert!(broken(pods(&api).create(&PostParams::default(), &typed(pod("a"))).await).contains("connection reset"));
     assert!(api.get("pods", "default", "a").is_ok());
@@ -90,13 +92,15 @@ async fn a_lost_answer_was_done_and_a_lost_request_was_not() {
 #[tokio::test(start_paused = true)]
 async fn latency_and_hanging_take_the_time_of_the_clock() {
     let api = server();
-    api.faults()
-        .add(Rule::new(Match::any().verb("list"), Effect::Latency(Duration::from_secs(3))));
+    api.faults().add(FaultRule::new(
+        Match::any().verb("list"),
+        Effect::Latency(Duration::from_secs(3)),
+    ));
     let start = tokio::time::Instant::now();
     pods(&api).list(&ListParams::default()).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(3));
 
-    let hang = api.faults().add(Rule::new(Match::any().verb("get"), Effect::Hang));
+    let hang = api.faults().add(FaultRule::new(Match::any().verb("get"), Effect::Hang));
     let hanging = tokio::spawn({
         let pods = pods(&api);
         async move { pods.get("p").await }
@@ -112,7 +116,7 @@ async fn chances_repeat_with_their_seed() {
     let run = |seed: u64| async move {
         let api = server();
         let effect = Effect::Refuse(500);
-        let rule = api.faults().add(Rule::new(Match::any(), effect).chance(30, seed));
+        let rule = api.faults().add(FaultRule::new(Match::any(), effect).chance(30, seed));
         let mut refused = Vec::new();
         for _ in 0..200 {
             refused.push(pods(&api).list(&ListParams::default()).await.is_err());

@@ -225,7 +225,7 @@ async fn fields_that_pods_do_not_have_are_dropped_or_refused() {
 
 #[tokio::test]
 async fn a_pods_priority_is_that_of_its_class() {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     let class = json!({"metadata": {"name": "urgent"}, "value": 1000, "preemptionPolicy": "Never"});
     api.create("priorityclasses.scheduling.k8s.io", class).unwrap();
     for (class, priority, policy) in [
@@ -255,7 +255,7 @@ async fn a_pods_priority_is_that_of_its_class() {
 /// A real API server's Priority admission refused a pod of this repository's tests in this way.
 #[tokio::test]
 async fn a_pod_does_not_choose_its_own_priority_or_preemption() {
-    let api = ApiServer::new(Options::default());
+    let api = ApiServer::new(ApiServerOptions::default());
     for (field, value, part) in [
         (
             "preemptionPolicy",

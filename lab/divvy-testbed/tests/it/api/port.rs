@@ -1,6 +1,6 @@
 //! The server on a real port: connections, tokens, kubeconfig, and what ends with the server.
 
-use divvy_testbed::api::{Effect, Match, Options, Rule};
+use divvy_testbed::api::{ApiServerOptions, Effect, FaultRule, Match};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -19,13 +19,13 @@ async fn client(kubeconfig: &str) -> Client {
 
 #[tokio::test]
 async fn users_are_told_apart_by_their_kubeconfig() {
-    let api = server_with(Options {
+    let api = server_with(ApiServerOptions {
         token: Some("s3cret".into()),
-        ..Options::default()
+        ..ApiServerOptions::default()
     });
     let listening = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let refuse = Effect::Refuse(500);
-    api.faults().add(Rule::new(Match::any().client("agent-n1"), refuse));
+    api.faults().add(FaultRule::new(Match::any().client("agent-n1"), refuse));
     let list = async |user: &str| {
         let client = client(&api.kubeconfig_for(listening.addr(), user)).await;
         Api::<Pod>::default_namespaced(client).list(&ListParams::default()).await
@@ -36,9 +36,9 @@ async fn users_are_told_apart_by_their_kubeconfig() {
 
 #[tokio::test]
 async fn without_the_token_nothing_is_told() {
-    let api = server_with(Options {
+    let api = server_with(ApiServerOptions {
         token: Some("s3cret".into()),
-        ..Options::default()
+        ..ApiServerOptions::default()
     });
     for (authorization, expected) in [
         ("", 401),

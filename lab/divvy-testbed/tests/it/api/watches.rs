@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::BodyDataStream;
-use divvy_testbed::api::{Options, PatchKind};
+use divvy_testbed::api::{ApiServerOptions, PatchKind};
 use futures::{Stream, StreamExt};
 use kube::ResourceExt;
 use kube::runtime::watcher::{self, Event};
@@ -93,9 +93,9 @@ async fn an_object_that_begins_or_ceases_to_match_is_added_or_deleted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_from_before_the_ring_is_expired() {
-    let api = server_with(Options {
+    let api = server_with(ApiServerOptions {
         watch_history: 2,
-        ..Options::default()
+        ..ApiServerOptions::default()
     });
     let old = api.revision();
     for name in ["a", "b", "c"] {

@@ -13,7 +13,7 @@ pub(super) const AGENT: &str = "app.kubernetes.io/name=divvy,app.kubernetes.io/c
 const PRIORITY_CLASS: &str = "divvy-smoke";
 
 /// What the pods take from the agent.
-pub(super) struct Agent {
+pub(super) struct AgentTemplate {
     /// The image, which all nodes with an agent have.
     pub(super) image: String,
     /// The tolerations.
@@ -21,7 +21,7 @@ pub(super) struct Agent {
 }
 
 /// Read the agent's DaemonSet; `None` if there is none.
-pub(super) async fn read(client: &kube::Client) -> Result<Option<Agent>, Error> {
+pub(super) async fn read(client: &kube::Client) -> Result<Option<AgentTemplate>, Error> {
     let api: Api<DaemonSet> = Api::all(client.clone());
     // Any user who may create DaemonSets can use the same labels. So limit the list.
     let params = ListParams::default().labels(AGENT).limit(20);
@@ -32,7 +32,7 @@ pub(super) async fn read(client: &kube::Client) -> Result<Option<Agent>, Error> 
     Ok(list.items.into_iter().find_map(|set| {
         let spec = set.spec.template.spec?;
         let container = spec.containers.iter().find(|container| container.name == "agent")?;
-        Some(Agent {
+        Some(AgentTemplate {
             image: container.image.clone()?,
             tolerations: json!(spec.tolerations.unwrap_or_default()),
         })

@@ -1,6 +1,6 @@
 //! A process that removes what a run leaves on the cluster when it is killed.
 //!
-//! It is this program with the hidden command `clean-up-after-smoke`. Its standard input is a pipe from the run: a line of JSON ([`Run`]), and at the end
+//! It is this program with the hidden command `clean-up-after-smoke`. Its standard input is a pipe from the run: a line of JSON ([`RunToClean`]), and at the end
 //! the line [`DONE`]. If the pipe is closed without this line, the run was killed.
 
 use std::io::{self, BufRead as _};
@@ -35,20 +35,20 @@ const CALL: Duration = Duration::from_millis(63);
 
 /// What must be known of a run to clean up after it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Run {
+pub(super) struct RunToClean {
     /// The cluster, and the user.
-    pub(super) choice: client::Choice,
+    pub(super) choice: client::ClusterChoice,
     /// The namespace of the pods.
     pub(super) namespace: String,
     /// The run's id.
     pub(super) run: String,
     /// The GPUs out of service that the run tests again.
-    pub(super) tests: Vec<Test>,
+    pub(super) tests: Vec<RetestedGpu>,
 }
 
 /// A GPU that a run tests again.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Test {
+pub(super) struct RetestedGpu {
     pub(super) node: String,
     pub(super) uuid: String,
     /// Why it is out of service.
@@ -67,7 +67,7 @@ impl Cleaner {
     ///
     /// # Errors
     /// This program cannot be started again.
-    pub(super) async fn start(run: &Run) -> anyhow::Result<Cleaner> {
+    pub(super) async fn start(run: &RunToClean) -> anyhow::Result<Cleaner> {
         let program = std::env::current_exe().context("the path of this program is unknown")?;
         let mut command = Command::new(program);
         // Ctrl-C on a terminal, and a signal to the group of the run, must not reach it.
@@ -95,7 +95,7 @@ impl Cleaner {
 pub(crate) async fn run() -> anyhow::Result<()> {
     let mut lines = io::stdin().lock().lines();
     let first = lines.next().context("no run was named on standard input")??;
-    let run: Run = serde_json::from_str(&first).context("the run on standard input is not understood")?;
+    let run: RunToClean = serde_json::from_str(&first).context("the run on standard input is not understood")?;
     // A pipe that cannot be read is closed, too.
     if lines.any(|line| line.is_ok_and(|line| line == DONE)) {
         return Ok(());
@@ -137,7 +137,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
 }
 
 /// End the test of a GPU, which stays out of service. Return false if this run was testing it until now.
-async fn close(client: &kube::Client, test: &Test, run: &str) -> Result<bool, kube::Error> {
+async fn close(client: &kube::Client, test: &RetestedGpu, run: &str) -> Result<bool, kube::Error> {
     let nodes: Api<DynamicObject> = Api::all_with(client.clone(), &objects::nodes());
     let annotations = nodes.get_metadata(&test.node).await?.metadata.annotations;
     let tester = annotations.and_then(|mut all| all.remove(&under_test_key(&test.uuid)));

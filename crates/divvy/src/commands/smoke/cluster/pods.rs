@@ -10,7 +10,7 @@ use divvy_explainer::read_cluster::read_without_waiting;
 use divvy_kube::in_words;
 use divvy_kube::objects::{self, PodObject};
 use divvy_model::{Health, Inventory, MemoryUnit, names};
-use divvy_smoke_run::{Event, Mark, Planned, RUN_LABEL, Seen, Settings, Target};
+use divvy_smoke_run::{Mark, Planned, RUN_LABEL, RunEvent, TestPodSettings, TestPodState, TestTarget};
 use futures::{Stream, StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -20,7 +20,7 @@ use kube::runtime::watcher::{self, Event as Watched};
 use serde_json::Value;
 
 use crate::printer;
-use crate::why::{self, Style};
+use crate::why::{self, AnswerStyle};
 
 /// The time limit for one request.
 pub(super) const ANSWER: Duration = Duration::from_secs(15);
@@ -32,7 +32,7 @@ const OLD: SignedDuration = SignedDuration::from_hours(1);
 const MOST_OLD: u32 = 200;
 
 /// What the watch reports.
-pub(super) enum Change {
+pub(super) enum PodChange {
     /// A pod is new, or has changed.
     Pod(usize, Box<DynamicObject>),
     /// A pod is gone.
@@ -42,19 +42,19 @@ pub(super) enum Change {
 }
 
 /// The pods of a run.
-pub(super) struct Pods {
+pub(super) struct TestPods {
     api: Api<DynamicObject>,
     client: kube::Client,
-    settings: Settings,
+    settings: TestPodSettings,
     planned: Vec<Planned>,
     is_kept: bool,
     /// Whether a manifest was shown. One is enough: those of the other pods are alike.
     has_shown: AtomicBool,
 }
 
-impl Pods {
-    pub(super) fn new(client: kube::Client, settings: Settings, planned: Vec<Planned>, is_kept: bool) -> Pods {
-        Pods {
+impl TestPods {
+    pub(super) fn new(client: kube::Client, settings: TestPodSettings, planned: Vec<Planned>, is_kept: bool) -> TestPods {
+        TestPods {
             api: Api::namespaced_with(client.clone(), &settings.namespace, &objects::pods()),
             client,
             settings,
@@ -73,8 +73,8 @@ impl Pods {
     }
 
     /// Read a pod's object.
-    pub(super) fn seen(object: &DynamicObject) -> Seen {
-        Seen::of(&serde_json::to_value(object).unwrap_or(Value::Null))
+    pub(super) fn seen(object: &DynamicObject) -> TestPodState {
+        TestPodState::of(&serde_json::to_value(object).unwrap_or(Value::Null))
     }
 
     /// Return the error for a user who lacks rights on the pods.
@@ -106,14 +106,14 @@ impl Pods {
         Ok(())
     }
 
-    pub(super) async fn create(&self, number: usize) -> Event {
+    pub(super) async fn create(&self, number: usize) -> RunEvent {
         let Some((target, Ok(ask))) = self.planned.get(number).map(|planned| (&planned.target, &planned.ask)) else {
-            return Event::Unclear(number, "it is not to be tried".to_owned());
+            return RunEvent::Unclear(number, "it is not to be tried".to_owned());
         };
         if target.failed_before.is_some()
             && let Err(why) = self.open_for_test(target).await
         {
-            return Event::Refused {
+            return RunEvent::Refused {
                 number,
                 why: format!("the GPU is out of service, and was not opened for the test: {why}"),
                 tried: None,
@@ -122,37 +122,37 @@ impl Pods {
         let manifest = self.settings.pod(number, target, *ask);
         let object: DynamicObject = match serde_json::from_value(manifest.clone()) {
             Ok(object) => object,
-            Err(error) => return Event::Unclear(number, error.to_string()),
+            Err(error) => return RunEvent::Unclear(number, error.to_string()),
         };
         match tokio::time::timeout(ANSWER, self.api.create(&PostParams::default(), &object)).await {
-            Ok(Ok(_)) => Event::Created(number),
+            Ok(Ok(_)) => RunEvent::Created(number),
             // With these codes the API server has changed nothing.
             Ok(Err(error @ kube::Error::Api(_))) if has_changed_nothing(&error) => {
                 let is_first = !self.has_shown.swap(true, Ordering::Relaxed);
                 let tried = is_first.then(|| printer::yaml_text(&manifest).ok()).flatten();
-                Event::Refused {
+                RunEvent::Refused {
                     number,
                     why: format!("the API server refused the pod: {}", in_words(&error)),
                     tried: tried.map(|yaml| format!("This was tried:\n{yaml}")),
                 }
             }
-            Ok(Err(error)) => Event::Unclear(number, in_words(&error)),
-            Err(_) => Event::Unclear(number, format!("no answer within {} s", ANSWER.as_secs())),
+            Ok(Err(error)) => RunEvent::Unclear(number, in_words(&error)),
+            Err(_) => RunEvent::Unclear(number, format!("no answer within {} s", ANSWER.as_secs())),
         }
     }
 
     /// Write the mark of a GPU on its node.
-    pub(super) async fn mark(&self, number: usize, mark: Mark) -> Event {
+    pub(super) async fn mark(&self, number: usize, mark: Mark) -> RunEvent {
         let Some(planned) = self.planned.get(number) else {
-            return Event::Marked(number, Some("it was not to be tried".to_owned()));
+            return RunEvent::Marked(number, Some("it was not to be tried".to_owned()));
         };
         let written = self.write(&planned.target, &mark).await;
-        Event::Marked(number, written.err().map(|error| error.to_string()))
+        RunEvent::Marked(number, written.err().map(|error| error.to_string()))
     }
 
     /// Let this run test a GPU that is out of service. Wait until its agent says so: if the extender refused the pod before, kube-scheduler would not
     /// try again soon.
-    async fn open_for_test(&self, target: &Target) -> anyhow::Result<()> {
+    async fn open_for_test(&self, target: &TestTarget) -> anyhow::Result<()> {
         self.write(target, &Mark::Testing).await?;
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
         let is_open = |node: Option<&DynamicObject>| {
@@ -175,7 +175,7 @@ impl Pods {
     }
 
     /// Write a mark on the node of a GPU.
-    async fn write(&self, target: &Target, mark: &Mark) -> anyhow::Result<()> {
+    async fn write(&self, target: &TestTarget, mark: &Mark) -> anyhow::Result<()> {
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
         let (params, patch) = (PatchParams::default(), mark.patch(&target.uuid, self.run()));
         let patch = Patch::Merge(&patch);
@@ -186,49 +186,49 @@ impl Pods {
         }
     }
 
-    pub(super) async fn delete(&self, number: usize) -> Event {
+    pub(super) async fn delete(&self, number: usize) -> RunEvent {
         if self.is_kept {
-            return Event::Deleted(number);
+            return RunEvent::Deleted(number);
         }
         let name = self.name(number);
         match tokio::time::timeout(ANSWER, self.api.delete(&name, &DeleteParams::default())).await {
-            Ok(Ok(_)) => Event::Deleted(number),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Event::Deleted(number),
-            Ok(Err(error)) => Event::Undeletable(number, in_words(&error)),
-            Err(_) => Event::Undeletable(number, format!("no answer within {} s", ANSWER.as_secs())),
+            Ok(Ok(_)) => RunEvent::Deleted(number),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => RunEvent::Deleted(number),
+            Ok(Err(error)) => RunEvent::Undeletable(number, in_words(&error)),
+            Err(_) => RunEvent::Undeletable(number, format!("no answer within {} s", ANSWER.as_secs())),
         }
     }
 
     /// Explain why these pods wait, as `divvy why` does. The cluster is read once.
-    pub(super) async fn explain(&self, waiting: Vec<(usize, DynamicObject)>) -> Event {
+    pub(super) async fn explain(&self, waiting: Vec<(usize, DynamicObject)>) -> RunEvent {
         let read = tokio::time::timeout(READ, read_without_waiting(&self.client, MemoryUnit::GIB)).await;
         let snapshot = match read {
             Ok(Ok(reading)) => reading.snapshot,
             // The scheduler's own message remains.
             Ok(Err(error)) => {
                 tracing::debug!("{error}");
-                return Event::Explained(Vec::new());
+                return RunEvent::Explained(Vec::new());
             }
-            Err(_) => return Event::Explained(Vec::new()),
+            Err(_) => return RunEvent::Explained(Vec::new()),
         };
         let answers = waiting.into_iter().filter_map(|(number, object)| {
             let object: PodObject = serde_json::from_value(serde_json::to_value(object).ok()?).ok()?;
             let wants = from_objects::wants(&object).ok()?;
             let answer = divvy_why::answer(&snapshot, &wants, false);
-            Some((number, why::text(&answer, Style::default())))
+            Some((number, why::text(&answer, AnswerStyle::default())))
         });
-        Event::Explained(answers.collect())
+        RunEvent::Explained(answers.collect())
     }
 
     /// Watch the pods of this run.
-    pub(super) fn watch(&self) -> impl Stream<Item = Change> + use<'_> {
+    pub(super) fn watch(&self) -> impl Stream<Item = PodChange> + use<'_> {
         let config = watcher::Config::default().labels(&format!("{RUN_LABEL}={}", self.settings.run));
         // The pods that the watch knows, and those of a list that is under way.
         let (mut known, mut listed) = (BTreeSet::new(), BTreeSet::new());
         let number = |object: &DynamicObject| self.settings.number(object.metadata.name.as_deref()?);
         let events = watcher::watcher(self.api.clone(), config).default_backoff();
         events.flat_map(move |event| {
-            let changes: Vec<Change> = match event {
+            let changes: Vec<PodChange> = match event {
                 Ok(Watched::Init) => {
                     listed.clear();
                     Vec::new()
@@ -237,7 +237,7 @@ impl Pods {
                     Some(number) => {
                         known.insert(number);
                         listed.insert(number);
-                        vec![Change::Pod(number, Box::new(object))]
+                        vec![PodChange::Pod(number, Box::new(object))]
                     }
                     None => Vec::new(),
                 },
@@ -245,16 +245,16 @@ impl Pods {
                 Ok(Watched::InitDone) => {
                     let gone: Vec<usize> = known.difference(&listed).copied().collect();
                     known.retain(|number| listed.contains(number));
-                    gone.into_iter().map(Change::Gone).collect()
+                    gone.into_iter().map(PodChange::Gone).collect()
                 }
                 Ok(Watched::Delete(object)) => match number(&object) {
                     Some(number) => {
                         known.remove(&number);
-                        vec![Change::Gone(number)]
+                        vec![PodChange::Gone(number)]
                     }
                     None => Vec::new(),
                 },
-                Err(error) => refusal(error).map(Change::Forbidden).into_iter().collect(),
+                Err(error) => refusal(error).map(PodChange::Forbidden).into_iter().collect(),
             };
             stream::iter(changes)
         })
