@@ -1,6 +1,6 @@
 //! Generates a CDI spec from a machine's files and GPUs.
 //!
-//! This module runs no program and loads no library: [`Tree`] provides the files, and [`nvidia::Gpu`] has what the driver reports about a GPU.
+//! This module runs no program and loads no library: [`Tree`] provides the files, and [`nvidia::NvidiaGpu`] has what the driver reports about a GPU.
 //!
 //! A spec has no hooks, unless [`GenerateOptions::hook`] requests one. Mounts do what NVIDIA's hooks do in a container: each library is mounted under every
 //! name that programs load it by, and in the directories that the loaders of Debian and of Red Hat search. Therefore a loader finds the library

@@ -50,7 +50,7 @@ impl EngineTarget {
         }
     }
 
-    /// Return the path of the file that keeps the [`Record`](super::Record).
+    /// Return the path of the file that keeps the [`OriginalTexts`](super::OriginalTexts).
     pub fn record(&self) -> String {
         format!("{}.divvy-undo", self.config())
     }

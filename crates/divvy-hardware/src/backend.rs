@@ -31,7 +31,7 @@ pub trait Backend: Send {
     /// Return the samples of how busy processes keep a GPU that are newer than a time in microseconds since 1970. They do not name pods.
     ///
     /// # Errors
-    /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU does not measure this.
+    /// Fails with [`FailureCode::NotSupported`](crate::FailureCode::NotSupported) if the driver or the GPU does not measure this.
     fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<UtilizationSample>, Failure>;
 
     /// Limit how much memory of a GPU the processes of a cgroup can allocate, and check that the driver has the limit.
@@ -40,7 +40,7 @@ pub trait Backend: Send {
     /// holds afterwards: limits nest, or the container is alone. Otherwise it is left out ([`LimitAnswer::left_out`]).
     ///
     /// # Errors
-    /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU cannot do this.
+    /// Fails with [`FailureCode::NotSupported`](crate::FailureCode::NotSupported) if the driver or the GPU cannot do this.
     fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<LimitAnswer, Failure>;
 
     /// Start to listen for errors that the driver reports on its own. `sink` gets every event that happens after this call has returned, until

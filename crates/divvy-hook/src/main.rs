@@ -6,7 +6,7 @@
 //!
 //! - The program is static, so that no loader reads these variables.
 //! - It first executes itself again without any environment variables.
-//! - It opens every path of the image through one type ([`root::Root`]), which keeps the path beneath the image's root.
+//! - It opens every path of the image through one type ([`root::ImageRoot`]), which keeps the path beneath the image's root.
 //! - It runs no program of the image.
 //! - It does not use inherited file descriptors, and does not pass them to anything that the image could reach.
 

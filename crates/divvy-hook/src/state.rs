@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use divvy_oci::hook::state::{HookConfig, OciState as Said};
+use divvy_oci::hook::state::{HookConfig, OciState};
 use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub(crate) struct HookedContainer {
 
 /// Read the state and the configuration.
 pub(crate) fn read() -> Result<HookedContainer> {
-    let said = parse(std::io::stdin(), "the state on standard input", Said::parse)?;
+    let said = parse(std::io::stdin(), "the state on standard input", OciState::parse)?;
     let bundle = said
         .bundle()
         .ok_or_else(|| Error::State("the state on standard input names no bundle".to_owned()))?;

@@ -21,6 +21,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::error::Malformed;
 use crate::plugin::AllocateAnswer;
 use crate::{Error, Result};
 
@@ -52,18 +53,6 @@ impl Writing {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
         })
     }
-}
-
-/// What is wrong with the text of a checkpoint, and where.
-// No `source`: the text already contains the cause, and an error chain would print it twice.
-#[derive(Debug, thiserror::Error)]
-pub enum Malformed {
-    /// The text is not JSON, or its fields do not match the format.
-    #[error("{0}")]
-    Json(serde_json::Error),
-    /// A key in `DeviceIDs` is not a NUMA node.
-    #[error("{0:?} in DeviceIDs is not a NUMA node's number")]
-    NumaNode(String),
 }
 
 /// The content of the kubelet's checkpoint at one moment.

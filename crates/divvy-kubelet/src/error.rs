@@ -55,6 +55,18 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong, and where in the file.
-        reason: crate::checkpoint::Malformed,
+        reason: Malformed,
     },
+}
+
+/// What is wrong with the text of a checkpoint, and where.
+// No `source`: the text already contains the cause, and an error chain would print it twice.
+#[derive(Debug, thiserror::Error)]
+pub enum Malformed {
+    /// The text is not JSON, or its fields do not match the format.
+    #[error("{0}")]
+    Json(serde_json::Error),
+    /// A key in `DeviceIDs` is not a NUMA node.
+    #[error("{0:?} in DeviceIDs is not a NUMA node's number")]
+    NumaNode(String),
 }

@@ -13,7 +13,7 @@
 //!
 //! | file | in the container | who may write it |
 //! |---|---|---|
-//! | `limits` | mounted read-only, mode 0644 | the agent, in place: [`limits::Limits::copy`] |
+//! | `limits` | mounted read-only, mode 0644 | the agent, in place: [`limits::ShareLimits::copy`] |
 //! | `usage` | mounted for writing, mode 0666 | every process of the pod: containers have any user |
 //!
 //! All containers of a pod have the same two files, because the share is the pod's. The agent makes them with their full size before the pod starts

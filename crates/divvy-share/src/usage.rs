@@ -59,7 +59,7 @@ pub struct UsageSlot {
     /// The number of launches that the slot's owners were allowed, where compute time is limited. It is not cleared for a new owner, because only its growth
     /// counts.
     pub launches: AtomicU64,
-    /// The number of contexts that the process has. Each is charged with [`crate::limits::Limits::context`]. A guard of an earlier version leaves 0, and has the charge in
+    /// The number of contexts that the process has. Each is charged with [`crate::limits::ShareLimits::context`]. A guard of an earlier version leaves 0, and has the charge in
     /// `used`.
     pub contexts: AtomicU64,
     /// Which directory is the process's root directory, as `divvy_shadow::sys::directory` numbers it. 0 if it is not known. It identifies the

@@ -12,7 +12,7 @@ use divvy_share::limits::ShareLimits;
 use divvy_testbed::api::{ApiServer, ApiServerOptions, Listening};
 use divvy_testbed::builders;
 use divvy_testbed::node::{NodeDescription, NodePaths, TestbedNode};
-use divvy_testbed::programs::ChildProgram as Part;
+use divvy_testbed::programs::ChildProgram;
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -34,8 +34,8 @@ pub(crate) struct Rig {
     node: TestbedNode,
     paths: NodePaths,
     directory: PathBuf,
-    agent: Part,
-    _probe: Part,
+    agent: ChildProgram,
+    _probe: ChildProgram,
     pods: usize,
 }
 
@@ -212,7 +212,7 @@ fn socket(directory: &Path) -> String {
     format!("unix:{}", directory.join("probe.sock").display())
 }
 
-fn start_probe(pack: &Pack, driver: &CheckedDriver, paths: &NodePaths, directory: &Path) -> Result<Part> {
+fn start_probe(pack: &Pack, driver: &CheckedDriver, paths: &NodePaths, directory: &Path) -> Result<ChildProgram> {
     let words: Vec<String> = pack
         .words("divvy-probe")?
         .iter()
@@ -239,7 +239,7 @@ fn start_probe(pack: &Pack, driver: &CheckedDriver, paths: &NodePaths, directory
         .iter()
         .map(|(name, value)| (*name, value.as_str()))
         .collect();
-    Ok(Part::start(
+    Ok(ChildProgram::start(
         "probe",
         Path::new(program),
         &arguments,
@@ -248,7 +248,7 @@ fn start_probe(pack: &Pack, driver: &CheckedDriver, paths: &NodePaths, directory
     )?)
 }
 
-fn start_agent(pack: &Pack, paths: &NodePaths, directory: &Path, flags: &[&str]) -> Result<Part> {
+fn start_agent(pack: &Pack, paths: &NodePaths, directory: &Path, flags: &[&str]) -> Result<ChildProgram> {
     let text = |path: &Path| path.display().to_string();
     let (kubeconfig, state, socket) = (
         text(&directory.join("kubeconfig")),
@@ -287,7 +287,7 @@ fn start_agent(pack: &Pack, paths: &NodePaths, directory: &Path, flags: &[&str])
         flags,
     ]
     .concat();
-    Ok(Part::start(
+    Ok(ChildProgram::start(
         "agent",
         &pack.file("divvy-agent")?,
         &arguments,

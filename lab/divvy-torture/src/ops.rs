@@ -19,7 +19,7 @@ pub enum Fate {
     Lost,
     /// The client repeats the Binding automatically, and the second response arrives.
     Repeated,
-    /// A proxy answers instead of the API server ([`crate::proxy::Page::number`]).
+    /// A proxy answers instead of the API server ([`crate::proxy::ProxyResponse::number`]).
     Page(u8),
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cdi::stale::Stale;
-use divvy_cdi::{FoundSpec, ProblemSeverity as Strength};
+use divvy_cdi::{FoundSpec, ProblemSeverity};
 
 use crate::check::{CheckVerdict, Repair, count, problem, repaired_by, skip};
 use crate::facts::Facts;
@@ -99,7 +99,7 @@ pub(super) fn usable(facts: &Facts<'_>) -> CheckVerdict {
         let errors = file
             .problems()
             .into_iter()
-            .filter(|problem| problem.severity == Strength::Error);
+            .filter(|problem| problem.severity == ProblemSeverity::Error);
         if let Some(first) = errors.map(|problem| problem.to_string()).next() {
             wrong.push(format!("{} is invalid: {first}", file.path));
         }

@@ -9,7 +9,7 @@ impl ExtenderCore {
     ///
     /// There are two possible causes. Either another extender sent a Binding, just before it was killed or after this one took
     /// over, and the API server carried the Binding out after this extender had already allocated the memory. The settle second
-    /// ([`CoreTiming::settle_ns`](super::Timing::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
+    /// ([`CoreTiming::settle_ns`](super::CoreTiming::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
     /// impossible. Or a GPU offers less memory than before.
     ///
     /// The node's agent still prevents any double use of the memory: it starts the containers for which there is room, and

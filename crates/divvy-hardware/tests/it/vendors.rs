@@ -7,7 +7,7 @@ use divvy_hardware::protocol::LimitRequest;
 use divvy_hardware::{Fault, Snapshot};
 use divvy_model::machine::MachineIntel;
 use divvy_model::{MiB, Vendor};
-use divvy_testkit::amd::{self, RecordedMachine as Recorded};
+use divvy_testkit::amd::{self, RecordedMachine};
 use serde_json::json;
 
 use crate::support::{GPU0, GPU1, Machine, TWO, fast, snapshot, wait_for};
@@ -19,7 +19,7 @@ const INTEL: &str = "0000-4d-00-0-0xe20b";
 /// A machine with two GPUs of NVIDIA and two of AMD.
 fn both() -> Machine {
     let machine = Machine::new(TWO);
-    amd::write(&machine.path("root"), Recorded::Vega10).expect("written");
+    amd::write(&machine.path("root"), RecordedMachine::Vega10).expect("written");
     machine
 }
 

@@ -7,8 +7,9 @@ use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, CheckpointEntry, Malformed};
+use super::{Checkpoint, CheckpointEntry};
 use crate::api::v1beta1::ContainerAllocateResponse;
+use crate::error::Malformed;
 use crate::plugin::AllocateAnswer;
 
 /// The key in the map of NUMA nodes that stands for "no NUMA node".

@@ -55,7 +55,7 @@ impl<P: Plugin> PluginServer<P> {
     /// Fails only because of settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Every other failure
     /// is logged, appears in the status, and is retried indefinitely.
     ///
-    /// [`PluginTiming::grace`]: super::Timing::grace
+    /// [`PluginTiming::grace`]: super::PluginTiming::grace
     /// [`Error::PathTooLong`]: crate::Error::PathTooLong
     /// [`Error::SocketPrefix`]: crate::Error::SocketPrefix
     pub async fn run(

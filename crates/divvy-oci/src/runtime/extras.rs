@@ -13,7 +13,7 @@ use divvy_cdi::generate::{Channels, Extras};
 /// environment.
 ///
 /// # Errors
-/// [`legacy::Error::Imex`] if an IMEX channel is not a valid number.
+/// [`legacy::LegacyError::Imex`] if an IMEX channel is not a valid number.
 pub fn extras(
     container: &RequestingContainer,
     settings: &OciRuntimeSettings,

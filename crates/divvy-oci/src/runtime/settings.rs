@@ -126,7 +126,7 @@ pub struct OciRuntimeSettings {
     pub accept_mounts: bool,
     /// `accept-nvidia-visible-devices-envvar-when-unprivileged`: whether the environment of unprivileged containers counts. If
     /// this is not set, only a request through the engine counts
-    /// ([`Container::by_engine`](super::request::Container::by_engine)), not the image's variables.
+    /// ([`RequestingContainer::by_engine`](super::request::RequestingContainer::by_engine)), not the image's variables.
     pub accept_environment: Option<bool>,
     /// `swarm-resource`: environment variables that replace `NVIDIA_VISIBLE_DEVICES` in a container that has one of them.
     pub swarm_resources: Vec<String>,

@@ -13,7 +13,7 @@ use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::machine::Machines;
 use divvy_model::{Node, Pod};
 use divvy_testbed::api::{EventKind, StoreEvent};
-use divvy_testbed::node::{ContainerView, NodeEvent, TestbedNode as TestNode};
+use divvy_testbed::node::{ContainerView, NodeEvent, TestbedNode};
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
@@ -38,7 +38,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn listen(&mut self, node: &TestNode) {
+    pub(crate) fn listen(&mut self, node: &TestbedNode) {
         let (name, record) = (node.name().to_owned(), self.record.clone());
         let mut events = node.events();
         self.listeners.spawn(async move {

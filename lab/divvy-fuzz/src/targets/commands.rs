@@ -17,7 +17,7 @@ use divvy::why::{self, AnswerStyle};
 use divvy_audit::{Audit, AuditLimits, Fact, Moment, WatchedKind};
 use divvy_doctor::facts::programs::Docker;
 use divvy_engines::containerd::release;
-use divvy_engines::{EditPlan, EngineTarget as Files, OriginalTexts, undo};
+use divvy_engines::{EditPlan, EngineTarget, OriginalTexts, undo};
 use divvy_explainer::from_objects;
 use divvy_extender::tls::make::carry_out;
 use divvy_extender::tls::plan::{CertificateLifetimes, SecretData, plan};
@@ -130,16 +130,16 @@ fn record(bytes: &[u8]) -> bool {
     };
     let mut good = false;
     for target in [
-        Files::Docker {
+        EngineTarget::Docker {
             config: DOCKER.to_owned(),
         },
-        Files::Containerd {
+        EngineTarget::Containerd {
             config: CONTAINERD.to_owned(),
             drop_in: None,
             merge: None,
             version: 2,
         },
-        Files::Crio {
+        EngineTarget::Crio {
             config: CRIO.to_owned(),
             drop_in: None,
         },
@@ -174,7 +174,7 @@ fn record(bytes: &[u8]) -> bool {
     good
 }
 
-fn sound(target: &Files, record: &OriginalTexts, plan: &EditPlan) {
+fn sound(target: &EngineTarget, record: &OriginalTexts, plan: &EditPlan) {
     for edit in &plan.edits {
         let recorded = record.files.get(&edit.path).expect("only what the record names");
         if edit.before.as_deref() == Some(&recorded.written) {
@@ -182,7 +182,7 @@ fn sound(target: &Files, record: &OriginalTexts, plan: &EditPlan) {
             continue;
         }
         let values = |text: Option<&str>| match target {
-            Files::Docker { .. } => text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap_or_default()),
+            EngineTarget::Docker { .. } => text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap_or_default()),
             _ => text.map_or(Value::Null, |text| {
                 let table = toml::from_str::<toml::Table>(text).unwrap_or_default();
                 serde_json::to_value(table).unwrap_or_default()

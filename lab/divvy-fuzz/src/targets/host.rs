@@ -18,7 +18,7 @@ use divvy_model::{MiB, cgroup};
 use divvy_oci::runtime::live;
 use serde_json::Value;
 
-use divvy_testkit::amd::{self as recorded, RecordedMachine as Recorded};
+use divvy_testkit::amd::{self as recorded, RecordedMachine};
 use divvy_testkit::machine::{MachineFiles, kinds};
 
 use super::{FuzzTarget, text};
@@ -41,7 +41,7 @@ pub(crate) fn targets() -> Vec<FuzzTarget> {
             ..FuzzTarget::new("a machine's files", machine, &[])
         },
         FuzzTarget {
-            accepted: [Recorded::Vega10, Recorded::Mi210]
+            accepted: [RecordedMachine::Vega10, RecordedMachine::Mi210]
                 .map(|machine| written(&recorded::tree(machine)))
                 .into(),
             refused: vec![written(&kinds::none())],

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_cdi::generate::ldcache::{self, CachedLibrary};
 use divvy_cdi::{Edits, Hook, ProblemSeverity, Spec, SpecFormat};
-use divvy_engines::{EditPlan, EngineTarget as Files, RuntimeSettings, configure, undo};
+use divvy_engines::{EditPlan, EngineTarget, RuntimeSettings, configure, undo};
 use divvy_hardware::protocol::{self, FromProbe, RawAnswer};
 use divvy_hardware::{GpuGauges, Snapshot};
 use divvy_kubelet::checkpoint::Checkpoint;
@@ -201,11 +201,11 @@ fn cache(bytes: &[u8]) -> bool {
 
 fn docker(bytes: &[u8]) -> bool {
     let config = "/etc/docker/daemon.json".to_owned();
-    edited(bytes, &Files::Docker { config })
+    edited(bytes, &EngineTarget::Docker { config })
 }
 
 fn containerd(bytes: &[u8]) -> bool {
-    let target = Files::Containerd {
+    let target = EngineTarget::Containerd {
         config: "/etc/containerd/config.toml".to_owned(),
         drop_in: Some("/etc/containerd/conf.d/zz-divvy.toml".to_owned()),
         merge: None,
@@ -215,7 +215,7 @@ fn containerd(bytes: &[u8]) -> bool {
 }
 
 fn crio(bytes: &[u8]) -> bool {
-    let target = Files::Crio {
+    let target = EngineTarget::Crio {
         config: "/etc/crio/crio.conf".to_owned(),
         drop_in: None,
     };
@@ -235,13 +235,13 @@ fn said(bytes: &[u8]) -> bool {
         printed: Some(text.to_owned()),
         command: "divvy configure containerd".to_owned(),
     };
-    let containerd = Files::Containerd {
+    let containerd = EngineTarget::Containerd {
         config: "/etc/containerd/config.toml".to_owned(),
         drop_in: Some("/etc/containerd/conf.d/99-nvidia.toml".to_owned()),
         merge: None,
         version: 2,
     };
-    let crio = Files::Crio {
+    let crio = EngineTarget::Crio {
         config: "/etc/crio/crio.conf".to_owned(),
         drop_in: Some("/etc/crio/crio.conf.d/99-nvidia.toml".to_owned()),
     };
@@ -265,7 +265,7 @@ fn said(bytes: &[u8]) -> bool {
 }
 
 /// Rules: an edited file is not edited a second time, and is restored byte for byte.
-fn edited(bytes: &[u8], target: &Files) -> bool {
+fn edited(bytes: &[u8], target: &EngineTarget) -> bool {
     let Some(text) = text(bytes) else { return false };
     let before = BTreeMap::from([(target.config().to_owned(), text.to_owned())]);
     let settings = RuntimeSettings {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// A served resource of one group and version.
 ///
-/// [`Options::resources`](super::Options::resources) accepts additional ones, as CustomResourceDefinitions would add them.
+/// [`ApiServerOptions::resources`](super::ApiServerOptions::resources) accepts additional ones, as CustomResourceDefinitions would add them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedResource {
     /// The API group, empty for the core group.
