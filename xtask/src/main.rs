@@ -22,6 +22,7 @@ mod ptx;
 mod purity;
 mod quick;
 mod real_driver;
+mod size;
 mod skips;
 mod suite;
 mod target_directory;
@@ -57,6 +58,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
   prose             fail on words that .ci/words lists, and on references to files that do not exist
   purity            fail if a crate that must be pure can do I/O, if files import each other in a circle, or if a dependency is unused
+  size              print the lines of Rust of each crate
   reference         write docs/reference, and man pages into target/man, from what the programs are made of";
 
 fn main() -> ExitCode {
@@ -108,6 +110,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         }
         ["prose"] => prose::check()?,
         ["reference"] => build::reference()?,
+        ["size"] => write!(std::io::stdout(), "{}", size::table()?)?,
         ["quick"] => quick::run()?,
         ["help" | "--help" | "-h"] => writeln!(std::io::stdout(), "{USAGE}")?,
         _ => anyhow::bail!("{USAGE}"),
