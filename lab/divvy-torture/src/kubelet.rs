@@ -117,16 +117,17 @@ pub struct KubeletModel {
     pub whole_capacity: u64,
 }
 
-/// Why the kubelet does not admit a pod (`UnexpectedAdmissionError`).
-#[derive(Debug)]
+/// Why the kubelet does not admit a pod (`UnexpectedAdmissionError`), in its words.
+#[derive(Debug, thiserror::Error)]
 pub enum NotAdmitted {
     /// Devices that were allocated before the kubelet's restart are not healthy anymore.
+    #[error("previously allocated devices are no longer healthy")]
     NoLongerHealthy,
+    #[error("no healthy devices present")]
     NoneHealthy,
-    Unavailable {
-        requested: usize,
-        available: usize,
-    },
+    #[error("requested number of devices unavailable. Requested: {requested}, Available: {available}")]
+    Unavailable { requested: usize, available: usize },
+    #[error(transparent)]
     Allocate(AllocateError),
 }
 

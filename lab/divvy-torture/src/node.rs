@@ -326,7 +326,8 @@ impl SimNode {
                 .map(|h| &h.ids)
                 .collect();
             let b1 = if b1 { ", and forgets them (B1)" } else { "" };
-            format!("  {} admits {}: {admitted:?} {ids:?}{b1}", self.name, pod.uid)
+            let answer = admitted.as_ref().map_err(ToString::to_string);
+            format!("  {} admits {}: {answer:?} {ids:?}{b1}", self.name, pod.uid)
         });
         if admitted.is_err() {
             self.reject(api, &pod.uid);

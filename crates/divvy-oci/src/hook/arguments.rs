@@ -293,7 +293,7 @@ mod tests {
             ),
             (
                 "create-symlinks --link a.so.1::/l/a.so",
-                "CreateSymlinks { links: [Link { target: \"a.so.1\", at: \"/l/a.so\" }], on_failure: Ignore }",
+                "CreateSymlinks { links: [LinkArgument { target: \"a.so.1\", at: \"/l/a.so\" }], on_failure: Ignore }",
             ),
             (
                 "legacy --env A=b -- cli -x",
