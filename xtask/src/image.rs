@@ -205,7 +205,7 @@ fn build(machine: &TargetMachine) -> Result<ImagePrograms> {
 fn in_containers(machine: &TargetMachine) -> Result<InContainers> {
     let dynamic_target = machine.target("gnu");
     let smoke = ["--profile", "node", "--package", "divvy-smoke"];
-    cargo(machine, &dynamic_target, &flags()?, &smoke)?;
+    cargo(machine, &dynamic_target, &without_unwinding(&flags()?)?, &smoke)?;
     let guard = guard(machine)?;
     build_runtime(machine)?;
     let of_nodes = |name: &str| Ok::<_, anyhow::Error>(directory()?.join(machine.target("musl")).join("node").join(name));
@@ -295,7 +295,7 @@ fn flags() -> Result<String> {
     ))
 }
 
-/// Add to the flags of a static program of the profile `node` that it has no tables for unwinding.
+/// Add to the flags of a program of the profile `node` that it has no tables for unwinding.
 fn without_unwinding(flags: &str) -> Result<String> {
     let script = std::path::absolute("xtask/src/image/no-unwinding.ld").context("the current directory is unknown")?;
     Ok(format!("{flags} -Clink-arg=-Wl,-T,{}", script.display()))
