@@ -171,7 +171,7 @@ async fn no_container_starts_on_a_gpu_that_may_be_out_of_service() {
     bed.kubelet_has(4).await;
     bed.create("a", Some(0), 1);
     let said = async |part: &str| {
-        let found = bed.api.until(LIMIT, |api| {
+        let found = bed.api.until(LIMIT * 3, |api| {
             let events = api.list("events", "default").ok()?;
             let text = |event: &Value| event["message"].as_str().unwrap_or_default().to_owned();
             events.iter().map(text).find(|text| text.contains(part))
