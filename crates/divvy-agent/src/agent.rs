@@ -1,10 +1,10 @@
 //! The owners of the agent's state. Each task gets those that it needs.
 //!
 //! ```text
-//! SharedCore, ProbeAccess, Reports      what is known, what is asked, what is told
-//! OwnPods, OwnNode                      what the API server says
-//! Publishing                            what the node offers
-//! Limiting ─► Accounting                what holds pods to their shares; what they use
+//! SharedCore, ProbeAccess, Reports      the decisions; questions to the driver; events and metrics
+//! OwnPods, OwnNode                      this node's objects in the API server
+//! Publishing                            devices, inventory, and labels that the node offers
+//! Limiting ─► Accounting                limits of pods; the GPU memory that pods use
 //! Grants                                PreStart and reconciliation: facts → actions → files, events, limits
 //! ```
 

@@ -11,7 +11,7 @@ use crate::reports::Reports;
 use crate::shared_core::SharedCore;
 use crate::store::Store;
 
-/// The specs, and who is told about them.
+/// Keeps the CDI spec of the driver in agreement with the driver, and reports changes as events.
 pub(crate) struct DriverCheck {
     pub(crate) core: Arc<SharedCore>,
     pub(crate) probe: Arc<ProbeAccess>,

@@ -382,7 +382,7 @@ impl PreStartCall {
     }
 }
 
-/// Why there is no decision about a container.
+/// An error that kept the agent from deciding about a container.
 #[derive(Debug, thiserror::Error)]
 enum Undecided {
     #[error("internal error in the agent: {0}")]

@@ -16,8 +16,8 @@ use crate::shared_core::SharedCore;
 use crate::store::Store;
 
 /// Text for a node whose pods have grants although the kubelet makes no cgroups for pods.
-const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so the agent cannot tell which containers \
-     still run, and no memory becomes available again. Set cgroupsPerQOS: true in the kubelet's configuration (the default), or mount the host's \
+const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but the node has no cgroup named kubepods. The agent finds ended containers by \
+     their cgroups, so it frees no GPU memory. Set cgroupsPerQOS: true in the kubelet's configuration (the default), or mount the host's \
 cgroups for the agent";
 
 /// Where the facts are.

@@ -44,7 +44,7 @@ fn the_guards_files_are_made_before_the_driver_is_asked() {
 fn without_its_driver_limit_a_pod_waits_or_starts_with_an_event() {
     let both = Enforcement::CGROUP.and(Enforcement::GUARD);
     for (enforcement, isolation, expected) in [
-        (Enforcement::CGROUP, None, "the pod is told"),
+        (Enforcement::CGROUP, None, "an event of the pod"),
         (Enforcement::CGROUP, Some(Isolation::Soft), "waits"),
         (Enforcement::CGROUP, Some(Isolation::Hard), "waits"),
         (both, None, "logged"),
@@ -59,7 +59,7 @@ fn without_its_driver_limit_a_pod_waits_or_starts_with_an_event() {
             WithoutLimit::TellPod(AgentAction::Event { uid, reason, text, .. }) => {
                 assert_eq!((uid.as_str(), reason), ("a", NOT_LIMITED));
                 assert!(text.starts_with("nothing limits the GPU memory of this pod") && text.ends_with(": no permission"));
-                "the pod is told"
+                "an event of the pod"
             }
             other => panic!("{other:?}"),
         };

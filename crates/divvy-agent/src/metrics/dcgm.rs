@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(labels("n", &inventory, "GPU-c"), None);
     }
 
-    /// What is measured of the whole GPU has a series of its own.
+    /// Measurements of the whole GPU are a separate series.
     #[test]
     fn a_divided_gpu_has_a_series_for_each_gpu_instance() {
         let gpu = |uuid: &str, index: u32, profile: &str| {

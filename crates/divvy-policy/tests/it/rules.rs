@@ -184,7 +184,7 @@ fn isolation_gets_a_gpu_with_enforced_shares() {
     insta::assert_snapshot!(refusal.filter_text("small"), @"no GPU on which the driver enforces shares (isolation: hard)");
 }
 
-/// It is told why.
+/// The result names the reason.
 #[test]
 fn a_pod_with_unreadable_rules_goes_nowhere() {
     let ledger = ledger();
