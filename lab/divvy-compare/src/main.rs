@@ -10,6 +10,7 @@ mod kubelet;
 mod mps;
 mod play;
 mod scenario;
+mod scenarios;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ use futures::{StreamExt as _, TryStreamExt as _};
 
 use self::intended::{Intended, differences};
 use self::play::{PlayOutcome, ProgramMeasures, measure, play};
-use self::scenario::{ComparedProgram, PluginScenario, all};
+use self::scenario::{ComparedProgram, PluginScenario};
+use self::scenarios::all;
 
 /// Compare Divvy with NVIDIA's device plugin on a simulated driver
 #[derive(Debug, Parser)]
