@@ -45,7 +45,7 @@ pub enum CertificateError {
     /// The key belongs to another certificate.
     #[error("has a certificate and a key that do not match")]
     Mismatch,
-    /// A certificate of a bundle of CAs is none of a CA.
+    /// A certificate in a bundle of CAs is not a CA's.
     #[error("holds a certificate that is not a CA certificate ({0})")]
     NotAuthority(rustls::Error),
     /// The name that clients expect cannot be the name of a server.

@@ -31,7 +31,7 @@ pub(crate) fn keep(source: CertificateSource, client: kube::Client, stop: Cancel
             source,
             client,
             sender,
-            seen: Default::default(),
+            seen: None,
             said: None,
             warned: None,
         };
@@ -86,7 +86,7 @@ struct Keeper {
     client: kube::Client,
     sender: watch::Sender<Option<Credentials>>,
     /// The PEM data in use: certificate, key, CA.
-    seen: [Vec<u8>; 3],
+    seen: Option<[Vec<u8>; 3]>,
     said: Option<String>,
     /// The last warning that was logged. The same warning may recur for months.
     warned: Option<String>,
@@ -205,7 +205,7 @@ impl Keeper {
     }
 
     fn take(&mut self, parts: [Vec<u8>; 3], names: [&'static str; 2]) -> Result<(), CredentialsError> {
-        if parts == self.seen {
+        if self.seen.as_ref() == Some(&parts) {
             return Ok(());
         }
         let [certificate, key, ca] = &parts;
@@ -214,7 +214,7 @@ impl Keeper {
             jiff::Timestamp::from_second(new.not_after_s).map_or_else(|_| new.not_after_s.to_string(), |at| at.to_string());
         tracing::info!(%until, "a new certificate is in use; existing connections go on");
         self.sender.send_replace(Some(new));
-        self.seen = parts;
+        self.seen = Some(parts);
         Ok(())
     }
 }
@@ -243,4 +243,30 @@ async fn read(flag: &'static str, path: PathBuf) -> Result<Vec<u8>, KeepError> {
 fn now_s() -> i64 {
     let passed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(passed.as_secs()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn three_empty_files_are_no_credentials() {
+        let config = kube::Config::new("http://127.0.0.1:1".parse().expect("an address"));
+        let mut keeper = Keeper {
+            source: CertificateSource::Files {
+                certificate: PathBuf::new(),
+                key: PathBuf::new(),
+                client_ca: PathBuf::new(),
+                server_name: "extender".to_owned(),
+            },
+            client: kube::Client::try_from(config).expect("a client"),
+            sender: watch::channel(None).0,
+            seen: None,
+            said: None,
+            warned: None,
+        };
+        let taken = keeper.take(Default::default(), ["--tls-cert-file", "--client-ca-file"]);
+        let error = taken.expect_err("nothing was given").to_string();
+        assert!(error.starts_with("--client-ca-file holds no certificate in PEM"), "{error}");
+    }
 }
