@@ -46,7 +46,7 @@ pub struct Spec {
 
 /// A device of a spec.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a device")]
 pub struct CdiSpecDevice {
     /// The name after `vendor/class=`.
     #[serde(default, deserialize_with = "or_default")]
@@ -145,7 +145,7 @@ pub struct NetDevice {
 
 /// A mount into the container.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a mount")]
 pub struct CdiMount {
     /// Path on the node, the source of the mount.
     #[serde(default, deserialize_with = "or_default")]

@@ -99,7 +99,7 @@ struct Review<'a> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a request")]
 struct AdmissionRequest<'a> {
     uid: String,
     kind: ReviewedKind,
@@ -110,6 +110,7 @@ struct AdmissionRequest<'a> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a group, a version, and a kind")]
 struct ReviewedKind {
     group: String,
     version: String,
@@ -117,6 +118,7 @@ struct ReviewedKind {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a pod")]
 struct ReviewedPod {
     spec: PodSpec,
 }

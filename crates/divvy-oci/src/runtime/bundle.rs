@@ -42,7 +42,7 @@ pub enum BundleError {
     },
 }
 
-/// Why a path of the host has not the device node that a container needs.
+/// Why a path of the host does not have the device node that a container needs.
 #[derive(Debug, ThisError)]
 pub enum NoDevice {
     /// The system cannot read the path.
@@ -156,7 +156,7 @@ pub struct Bundle {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(default, expecting = "a process")]
 struct BundleProcess {
     env: Vec<String>,
     capabilities: Option<Capabilities>,
@@ -170,14 +170,14 @@ struct Capabilities {
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(default, expecting = "a user")]
 struct BundleUser {
     uid: u32,
     gid: u32,
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(default, expecting = "a mount")]
 struct BundleMount {
     source: String,
     destination: String,
