@@ -23,7 +23,7 @@ Examples:
 pub(crate) struct FuzzArguments {
     /// End after this time; 10 without --each
     seconds: Option<u64>,
-    /// End a target that has had this much processor time
+    /// End a target that has had this much processor time; with --guided, this much time
     #[arg(long, value_name = "SECONDS")]
     each: Option<u64>,
     /// Run only these targets; part of a name is enough
@@ -51,7 +51,7 @@ pub(crate) struct FuzzArguments {
 pub(crate) struct EndConditions {
     /// The wall-clock time after which targets end.
     pub(crate) wall: Option<Duration>,
-    /// The processor time after which a target ends.
+    /// The processor time after which a target ends; under libFuzzer, the time.
     pub(crate) each: Option<Duration>,
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn fuzz(
     let mut kept = 0;
     for (number, target) in targets.iter().enumerate() {
         let time = ends.time_of_next(began, targets.len() - number);
-        let course = run(target, time, seed, program, directory).with_context(|| program.display().to_string())?;
+        let course = run(target, time, seed, program, directory)?;
         match course {
             Ok(summary) => {
                 kept += 1;
@@ -54,17 +54,19 @@ fn run(
     seed: u64,
     program: &Path,
     directory: &Path,
-) -> std::io::Result<Result<String, (PathBuf, String)>> {
+) -> anyhow::Result<Result<String, (PathBuf, String)>> {
     let name = target.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let corpus = directory.join(&name);
-    std::fs::create_dir_all(&corpus)?;
-    for (number, seed) in target.seeds().enumerate() {
-        std::fs::write(corpus.join(format!("seed-{number}")), seed)?;
-    }
+    let keep = || {
+        std::fs::create_dir_all(&corpus)?;
+        let mut seeds = target.seeds().enumerate();
+        seeds.try_for_each(|(number, seed)| std::fs::write(corpus.join(format!("seed-{number}")), seed))
+    };
+    keep().with_context(|| format!("could not write to {}", corpus.display()))?;
     let found = std::env::temp_dir().join(format!("divvy-fuzz-{name}-{}-", std::process::id()));
     let output = Command::new(program)
         .env("DIVVY_FUZZ_TARGET", target.name)
-        .arg(corpus)
+        .arg(&corpus)
         .arg(format!("-seed={}", seed % u64::from(u32::MAX)))
         .arg(format!("-max_len={LONGEST}"))
         // The full length is used from the start, because growth beyond the input's size shows with long inputs.
@@ -74,7 +76,8 @@ fn run(
         // 0 is without an end.
         .arg(format!("-max_total_time={}", time.as_secs().max(1)))
         .stdin(Stdio::null())
-        .output()?;
+        .output()
+        .with_context(|| format!("could not start {}", program.display()))?;
     let log = String::from_utf8_lossy(&output.stderr);
     if output.status.success() {
         // Such as `#4711 DONE   cov: 1625 ft: 5404 corp: 311/20Kb …`.
