@@ -115,7 +115,10 @@ fn is_listed(document: &str, name: &str) -> bool {
 
 /// Return the name of the function that a line declares, if it is too long.
 fn long_name(line: &str) -> Option<&str> {
-    let (_, rest) = line.split_once("fn ").filter(|(before, _)| !before.contains(['/', '"']))?;
+    let (_, rest) = line
+        .split_once("fn ")
+        // Neither in a comment nor in a text; `extern "C" fn` is a declaration.
+        .filter(|(before, _)| !before.contains('/') && before.matches('"').count().is_multiple_of(2))?;
     let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
     (name.len() > MOST_IN_A_NAME).then_some(name)
 }
@@ -250,7 +253,10 @@ mod tests {
     fn a_long_name_of_a_function_is_found_where_it_is_declared() {
         let long = "x".repeat(MOST_IN_A_NAME + 1);
         assert_eq!(long_name(&format!("    async fn {long}<T>() {{")), Some(long.as_str()));
-        assert_eq!(long_name(&format!("    // fn {long}()")), None);
+        assert_eq!(long_name(&format!("pub extern \"C\" fn {long}()")), Some(long.as_str()));
+        for other in ["    // fn", "let text = \"fn"] {
+            assert_eq!(long_name(&format!("{other} {long}()")), None, "{other}");
+        }
         assert_eq!(long_name(&format!("fn {}()", &long[1..])), None);
     }
 

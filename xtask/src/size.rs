@@ -59,8 +59,8 @@ fn divided(file: &str, text: &str) -> (usize, usize) {
         .any(|part| file.contains(part));
     let first = text
         .lines()
-        .position(|line| line == "#[cfg(test)]")
-        .filter(|_| text.contains("\nmod tests {"));
+        .position(|line| line == "mod tests {")
+        .map(|at| at.saturating_sub(1));
     match (is_test, first) {
         (true, _) => (0, all),
         (false, Some(first)) => (first, all - first),
@@ -90,11 +90,11 @@ mod tests {
 
     #[test]
     fn lines_are_code_or_tests() {
-        let with_tests = "fn a() {}\n\n#[cfg(test)]\nmod tests {\n}\n";
+        let with_tests = "#[cfg(test)]\nmod named;\nfn a() {}\n#[cfg(test)]\nmod tests {\n}\n";
         for (file, text, lines) in [
             ("crates/divvy-x/src/a.rs", "fn a() {}\n", (1, 0)),
-            ("crates/divvy-x/src/a.rs", with_tests, (2, 3)),
-            ("crates/divvy-x/tests/it/a.rs", with_tests, (0, 5)),
+            ("crates/divvy-x/src/a.rs", with_tests, (3, 3)),
+            ("crates/divvy-x/tests/it/a.rs", with_tests, (0, 6)),
             ("crates/divvy-x/src/a/tests.rs", "\n", (0, 1)),
         ] {
             assert_eq!(divided(file, text), lines, "{file}");
