@@ -695,7 +695,10 @@ impl AgentCore {
                 }
             }
             AgentAction::Limit(LimitStep::Driver { uid, .. }) => {
-                self.with_limits.insert(uid.clone());
+                // The pod may have ended while the driver was asked.
+                if self.records_of(uid).next().is_some() {
+                    self.with_limits.insert(uid.clone());
+                }
             }
             AgentAction::Limit(_)
             | AgentAction::WriteSpec { .. }

@@ -73,8 +73,8 @@ pub enum LimitError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotLimited {
     /// Nothing can be asked.
-    #[error(transparent)]
-    NoProbe(LimitError),
+    #[error("the probe is not connected")]
+    NoProbe,
     /// It is not known on which file system the guard's files lie.
     #[error("the probe did not mount a file system for the files with the pod's share of the GPU: {0}")]
     NotMounted(LimitError),
@@ -178,7 +178,7 @@ impl AgentCore {
     /// Decide what follows from a step that failed.
     pub fn not_limited(&mut self, limit: &LimitStep, error: LimitError) -> WithoutLimit {
         match (limit, error) {
-            (LimitStep::Mount(_), error @ LimitError::NoProbe) => WithoutLimit::Refuse(NotLimited::NoProbe(error)),
+            (LimitStep::Mount(_), LimitError::NoProbe) => WithoutLimit::Refuse(NotLimited::NoProbe),
             (LimitStep::Mount(_), error @ LimitError::NoAnswer(_)) => WithoutLimit::Refuse(NotLimited::NotMounted(error)),
             // The node gets one event.
             (LimitStep::Mount(_), LimitError::NotDone(_)) if self.shares_on_disk => WithoutLimit::GoOn,

@@ -220,7 +220,7 @@ impl ExtenderState {
                     reason,
                     text,
                 } => {
-                    tracing::warn!(%pod, reason, %text, "publishing an event about the pod");
+                    tracing::warn!(%pod, uid, reason, %text, "publishing an event about the pod");
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let note = EventNote {
@@ -233,8 +233,8 @@ impl ExtenderState {
                         // The pod does not depend on the event, so a failure is only logged.
                         match tokio::time::timeout(shared.limits.post, shared.events.publish(&regarding, note)).await {
                             Ok(Ok(())) => {}
-                            Ok(Err(error)) => tracing::warn!(%pod, %error, reason, "the event could not be published"),
-                            Err(_elapsed) => tracing::warn!(%pod, reason, "the event could not be published: the API server did not answer in time"),
+                            Ok(Err(error)) => tracing::warn!(%pod, uid, %error, reason, "the event could not be published"),
+                            Err(_elapsed) => tracing::warn!(%pod, uid, reason, "the event could not be published: the API server did not answer in time"),
                         }
                     });
                 }
@@ -242,7 +242,7 @@ impl ExtenderState {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let outcome = shared.evict(&pod, &uid).await;
-                        tracing::info!(%pod, ?outcome, "eviction of a pod that does not keep to its share");
+                        tracing::info!(%pod, uid, ?outcome, "eviction of a pod that does not keep to its share");
                         let actions = shared.core().evicted(&uid, outcome);
                         shared.perform(actions);
                     });
