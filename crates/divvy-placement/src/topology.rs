@@ -34,11 +34,6 @@ pub struct GpuCandidate {
 /// The maximum number of direct links of a pair that counts; more than any machine has. The number comes from an annotation.
 const MOST_DIRECT: u32 = 1000;
 
-/// Report whether a kind of connection joins two GPUs directly: NVIDIA's NVLink, AMD's xGMI.
-fn is_direct(kind: &LinkKind) -> bool {
-    matches!(kind, LinkKind::NvLink | LinkKind::Xgmi)
-}
-
 /// Return what one connection of a pair is worth; 0 if its kind is not known.
 fn worth(link: &GpuLink) -> u32 {
     match link.kind {
@@ -72,7 +67,8 @@ impl Topology {
                 };
                 for at in [a * gpus.len() + b, b * gpus.len() + a] {
                     let (direct, bus) = &mut said[at];
-                    let known = if is_direct(&link.kind) { direct } else { bus };
+                    let is_direct = matches!(link.kind, LinkKind::NvLink | LinkKind::Xgmi);
+                    let known = if is_direct { direct } else { bus };
                     *known = worth(link).max(*known);
                 }
             }

@@ -18,11 +18,11 @@ const PIECE: usize = 64 << 10;
 /// Why a body was not read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stopped {
-    /// [`crate::Limits::body`] has passed.
+    /// [`crate::ServerLimits::body`] has passed.
     TooSlow = 1,
-    /// [`crate::Share::body_bytes`] is exceeded.
+    /// [`crate::CallerLimits::body_bytes`] is exceeded.
     TooLarge = 2,
-    /// [`crate::Limits::bodies_bytes`] is exceeded.
+    /// [`crate::ServerLimits::bodies_bytes`] is exceeded.
     NoMemory = 3,
 }
 

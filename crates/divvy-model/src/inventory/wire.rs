@@ -98,7 +98,7 @@ struct WireGpu {
     enforcement: Option<String>,
 }
 
-/// [`super::Link`] in JSON: the peer, the kind, and the count. serde's errors contain this struct's name.
+/// [`super::GpuLink`] in JSON: the peer, the kind, and the count. serde's errors contain this struct's name.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Link(String, String, u32);
 

@@ -56,7 +56,7 @@ async fn inspected(cluster: &Embedded) -> anyhow::Result<Count> {
     Ok(count)
 }
 
-/// Check that the extender's metrics are 0 that should be.
+/// Check that those metrics of the extender that should be 0 are 0.
 async fn extenders_metrics(cluster: &Embedded) -> anyhow::Result<()> {
     let answer = cluster.ask_extender("GET", "/metrics", "").await;
     let (_, body) = answer.context("the extender does not answer")?;
