@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Before that, it has no busy time.
+    /// Before its first sample, a new GPU has no busy time.
     #[test]
     fn a_new_gpu_has_a_short_first_sample() {
         let mut of = SampleTimes::default();

@@ -224,7 +224,7 @@ fn micros(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// Each reason is logged once.
+    /// The agent logs each reason for missing samples once.
     #[test]
     fn a_gpu_without_samples_is_asked_less_often() {
         let failure = |code, text: &str| Failure::new(code, text);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!([900, 950, 999].map(|ms| asked(ms, true)), [1000; 3]);
     }
 
-    /// A refusal is then logged again.
+    /// If the GPU refuses after such a limit is set, the agent logs the refusal again.
     #[test]
     fn a_new_compute_time_limit_asks_the_gpu_at_once() {
         let now = Instant::now();

@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(remove("new"), 0);
     }
 
-    /// A spec is new as long as its stamp is.
+    /// A spec counts as new while the time stamp of its file is recent.
     #[test]
     fn a_changed_or_new_spec_is_read_again() {
         let root = tempfile::tempdir().expect("temp dir");

@@ -160,7 +160,7 @@ mod tests {
         assert!(began.elapsed() >= MOMENT);
     }
 
-    /// It is a tenth of the time at most.
+    /// Waiting pods take at most a tenth of the scheduler's time.
     #[test]
     fn many_waiting_pods_cost_little_scheduler_time() {
         let began = Instant::now();

@@ -291,7 +291,7 @@ mod tests {
     const OTHER: *mut c_void = without_provenance_mut(0x1000);
 
     /// Functions that are in the C library stand for those of the driver.
-    /// Only its own forms are asked for.
+    /// The lookup asks only for the forms of this function.
     #[test]
     fn a_function_is_found_by_both_its_addresses() {
         let ours = without_provenance_mut(8);

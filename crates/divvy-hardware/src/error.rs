@@ -151,7 +151,7 @@ impl From<Failure> for Error {
 mod tests {
     use super::*;
 
-    /// Any other text is kept.
+    /// Any other text is kept as it is.
     #[test]
     fn a_printed_failure_is_read_with_its_code() {
         let failure = Failure::new(FailureCode::LibraryNotFound, "no library (a long story)");

@@ -298,7 +298,7 @@ mod tests {
             - from
     }
 
-    /// Good snapshots over the whole wait bring it back.
+    /// The GPU recovers if all snapshots during the whole wait are good.
     #[test]
     fn a_fatal_fault_fails_a_gpu_at_once() {
         let mut gpu = GpuHealth::default();
@@ -346,7 +346,7 @@ mod tests {
         );
     }
 
-    /// Only the name of a fault stays the reason of a GPU that is lost later.
+    /// If the GPU is lost later, only the name of the fault stays as the reason.
     #[test]
     fn only_a_faults_name_outlasts_the_gpus_loss() {
         for (vendor, before, after) in [
@@ -411,7 +411,7 @@ mod tests {
         }
     }
 
-    /// The wait has a limit, and the GPU is forgiven after a while.
+    /// The wait has an upper limit, and after a quiet time it is short again.
     #[test]
     fn a_flapping_gpu_waits_twice_as_long_each_time() {
         let mut gpu = GpuHealth::default();

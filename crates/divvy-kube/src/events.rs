@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// This ends when there are too many texts.
+    /// After too many texts, further texts get no event of their own.
     #[tokio::test]
     async fn each_text_reason_and_object_has_an_event() {
         let asked = Asked::default();

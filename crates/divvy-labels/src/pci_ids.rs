@@ -15,7 +15,7 @@ pub fn pci_name(database: &str, device: u16) -> Option<&str> {
 mod tests {
     use super::*;
 
-    /// It is the one of the device's own vendor.
+    /// The name is the one that the list has for the device's own vendor.
     #[test]
     fn a_device_name_comes_from_no_subsystem() {
         let database = "# a comment\n10dd  Another vendor\n\t20b0  Another device\n10de  NVIDIA Corporation\n\t0001  First\n\t\t20b0 20b0  A subsystem\n\n\

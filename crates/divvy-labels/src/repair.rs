@@ -52,7 +52,7 @@ mod tests {
 
     const DAY: u64 = 86_400_000;
 
-    /// A fight costs one write every five minutes.
+    /// A fight over a label costs one write every five minutes.
     #[test]
     fn the_first_repair_is_immediate() {
         let times = repairs(1, DAY);
@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    /// Each fight is told once.
+    /// Each fight is reported once.
     #[test]
     fn a_fight_starts_anew_after_a_quiet_time() {
         let mut repairs = Repairs::default();

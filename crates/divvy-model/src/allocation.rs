@@ -214,7 +214,7 @@ mod tests {
 
     /// The largest allocations that the extender writes: 1 GPU or 16 GPUs, in each case with as many containers as are allowed,
     /// and with the longest names.
-    /// A larger one is refused.
+    /// A larger allocation is refused.
     #[test]
     fn the_largest_written_allocation_can_be_read() {
         let gpus: Vec<GpuShare> = (0..16)

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::MiB;
 
-    /// It depends on the key, the resource, and the ids.
+    /// The name depends on the key, the resource, and the set of ids.
     #[test]
     fn a_device_name_ignores_the_order_of_ids() {
         let name = cdi_device_name(b"key", "aliyun.com/gpu-mem", ["b", "a"]);

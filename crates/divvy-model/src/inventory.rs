@@ -628,7 +628,7 @@ mod tests {
     }
 
     /// The case in which the agents are upgraded before the extender.
-    /// It refuses other nodes as a whole.
+    /// The first release refuses any other node as a whole.
     #[test]
     fn the_first_release_reads_only_nvidia_nodes() {
         let mut inventory = Inventory::parse(TEXT).expect("documented form");
@@ -681,7 +681,7 @@ mod tests {
         assert_eq!((newer.gpus[0].bandwidth_gbs, newer.to_json()), (1555, text));
     }
 
-    /// A GPU has what the finest of the units leaves.
+    /// The capacity of a GPU is rounded down to the finest of the units.
     #[test]
     fn other_units_are_written_only_if_they_exist() {
         let text = TEXT.replacen("\"unitMiB\":1024,", "\"unitMiB\":1024,\"otherUnitsMiB\":[256,1000],", 1);
@@ -778,7 +778,7 @@ mod tests {
         }
     }
 
-    /// The message does not repeat it.
+    /// The message does not repeat the inventory.
     #[test]
     fn an_impossible_inventory_is_refused_in_words() {
         let with = |edit: &dyn Fn(&mut Gpu)| {

@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    /// A waiting pod keeps each container.
+    /// A waiting pod keeps the request of each container.
     #[test]
     fn a_bound_pod_keeps_only_its_containers_sums() {
         let cases: [&[(ContainerKind, u64, u64)]; 6] = [

@@ -264,7 +264,7 @@ mod tests {
         assert!(OUT.len() + failed_smoke(&long).len() <= REASON_BYTES);
     }
 
-    /// They are read back from the inventory.
+    /// The findings of smoke are read back from the inventory; other reasons are not.
     #[test]
     fn only_smokes_findings_are_read_back() {
         let value = failed_smoke("S03 memory: wrong");

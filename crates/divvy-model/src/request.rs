@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(kept(None), None);
     }
 
-    /// It does not get both, and its whole GPUs are of one vendor.
+    /// A pod cannot get both, and all its whole GPUs are from one vendor.
     #[test]
     fn a_pod_gets_whole_gpus_or_shared_memory() {
         let whole = |vendor: Vendor, counts: &[(ContainerKind, u64)]| WholeRequest {

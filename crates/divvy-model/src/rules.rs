@@ -532,7 +532,7 @@ mod tests {
         }
     }
 
-    /// The message does not repeat them.
+    /// The message does not repeat the refused rules.
     #[test]
     fn rules_above_the_limits_are_refused() {
         let list = |count: usize, one: &str| vec![one; count].join(",");
@@ -585,7 +585,7 @@ mod tests {
         );
     }
 
-    /// What is denied is shown apart.
+    /// What the rules deny is shown separately.
     #[test]
     fn rules_are_shown_as_they_were_written() {
         let (model, memory, uuid) = ("divvy.dev/gpu-model", "divvy.dev/gpu-memory", "divvy.dev/gpu-uuid");

@@ -767,7 +767,7 @@ mod tests {
         assert_eq!(parsed.boolean("fail-on-init-error"), Ok(Some(false)));
     }
 
-    /// A warning says so.
+    /// A warning says that these arguments are ignored.
     #[test]
     fn arguments_after_one_without_a_dash_are_ignored() {
         for (arguments, is_set, ignored) in [

@@ -240,7 +240,7 @@ mod tests {
     }
 
     proptest! {
-        /// Otherwise, a reason is given.
+        /// For any other value of the label, a reason is given.
         #[test]
         fn a_label_chooses_only_files_of_the_directory(
             label in prop::option::of(name()),

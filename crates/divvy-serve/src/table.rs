@@ -344,7 +344,7 @@ mod tests {
     }
 
     proptest! {
-        /// It is the only one of its address, and the limits hold.
+        /// The connection is the only one of its address, and the limits still hold.
         #[test]
         fn a_single_connection_is_not_crowded_out(steps in proptest::collection::vec(step(), 1..200)) {
             const ALL: usize = 8;

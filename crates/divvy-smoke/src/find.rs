@@ -190,7 +190,7 @@ mod tests {
         head
     }
 
-    /// The others are named with the reason.
+    /// Libraries that cannot be used are named with the reason.
     #[test]
     fn the_first_usable_library_is_taken() {
         let root = tempfile::tempdir().expect("a directory");
@@ -235,7 +235,7 @@ mod tests {
         );
     }
 
-    /// An unfit loader is one of the machine that does not run the program.
+    /// An unfit loader is the machine's own loader if it does not run the program.
     #[test]
     fn the_carried_loader_replaces_an_unfit_one() {
         let root = tempfile::tempdir().expect("a directory");

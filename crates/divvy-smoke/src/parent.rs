@@ -325,7 +325,7 @@ pub(crate) fn arguments() -> impl Iterator<Item = OsString> {
 mod tests {
     use super::*;
 
-    /// The description is its state and its place.
+    /// The description has the state of the process and its place in the kernel.
     #[test]
     fn a_process_in_the_kernel_is_described() {
         for (stat, wchan, expected) in [

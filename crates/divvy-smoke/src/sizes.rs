@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// The message says what a context takes.
+    /// The message says how much memory a context takes.
     #[test]
     fn a_too_small_share_is_refused() {
         let refused = Sizes::within(100 * MIB, 3 * MIB).expect_err("too small");
@@ -137,7 +137,7 @@ mod tests {
     }
 
     proptest! {
-        /// It uses at most 256 MiB, too, and at most what is free.
+        /// A run also uses at most 256 MiB and at most the memory that is free.
         #[test]
         fn a_run_uses_at_most_half_the_share(share in 0_u64..1 << 40, part in 0_u64..1 << 40) {
             let free = part.min(share);

@@ -60,7 +60,7 @@ pub(crate) fn list(items: &[String]) -> String {
 mod tests {
     use super::*;
 
-    /// Those of one cluster have one unit.
+    /// All amounts of one cluster have the same unit.
     #[test]
     fn amounts_are_never_rounded_up() {
         let mib = |text: &str| text.parse::<MemoryUnit>().expect("a unit");

@@ -89,7 +89,7 @@ mod tests {
         )
     }
 
-    /// One name chooses what it names.
+    /// A single name chooses everything that it names.
     #[test]
     fn two_names_choose_what_both_name() {
         let (roots, ways, programs) = (ROOTS.len(), WAYS.len(), PROGRAMS.len());

@@ -171,7 +171,7 @@ mod tests {
         judge(expected, &NEEDS, &outcome(0, PLAIN), &outcome(status, text)).len()
     }
 
-    /// What is above the share is refused.
+    /// An allocation above the share is refused.
     #[test]
     fn a_held_program_differs_only_by_its_share() {
         let held = PLAIN
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(stops, [("error X", vec!["b", "d"]), ("error Y", vec!["c"])]);
     }
 
-    /// The driver is alone, without the guard.
+    /// The program ran with the driver alone, without the guard.
     #[test]
     fn a_program_the_driver_gives_nothing_shows_nothing() {
         let nothing = outcome(0, "not-loaded 1");

@@ -75,7 +75,7 @@ mod tests {
         ContainArguments::parse(line.split_whitespace().map(OsString::from))
     }
 
-    /// What follows the program is its own.
+    /// All arguments after the program belong to the program.
     #[test]
     fn only_flags_before_the_root_are_ours() {
         let mount = |host: &str, container: &str, read_only| BindMount {

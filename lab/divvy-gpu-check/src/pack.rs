@@ -130,7 +130,7 @@ mod tests {
         directory
     }
 
-    /// Programs start with it only if they do not start with the machine's.
+    /// Programs start with the carried library only if they do not start with the machine's library.
     #[tokio::test]
     async fn the_carried_c_library_is_the_second_choice() {
         let beside = async |probe: &str| {

@@ -80,7 +80,7 @@ impl Profile {
 mod tests {
     use super::*;
 
-    /// The smallest one must have enough slices.
+    /// The smallest profile must have enough slices.
     #[test]
     fn an_instance_has_its_named_or_smallest_profile() {
         let of = |named, count| Profile::of(named, count).map(|profile| (profile.number, profile.compute_slices(named)));

@@ -139,7 +139,7 @@ fn tile_bytes(gpu: &MachineIntel) -> u64 {
 mod tests {
     use super::*;
 
-    /// It keeps the GPUs of others.
+    /// The list keeps the entries of other GPUs.
     #[test]
     fn the_list_of_regions_has_each_tile_once() {
         let root = tempfile::tempdir().expect("a directory");

@@ -184,7 +184,7 @@ pub(crate) fn write(path: &Path, changes: &MachineChanges) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What is written is read.
+    /// Reading the file gives the changes that were written.
     #[test]
     fn a_replaced_file_has_another_stamp() {
         let dir = tempfile::tempdir().expect("a directory");

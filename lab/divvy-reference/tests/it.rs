@@ -98,7 +98,7 @@ assert len(samples) >= 2, samples";
     }
 }
 
-/// They name metrics that exist.
+/// All alerts name metrics that exist.
 #[test]
 fn the_charts_alerts_fire_when_they_should() {
     let helm = repository().join("deploy/helm");

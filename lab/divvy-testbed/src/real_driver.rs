@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// The one of another architecture is not found.
+    /// A library of another architecture is not found.
     #[test]
     fn a_library_is_found_in_the_loaders_list() {
         let own = std::env::current_exe().expect("there");

@@ -137,7 +137,7 @@ fn a_pod_that_requests_whole_gpus_is_refused_a_part() {
 }
 
 /// For each resource, kube-scheduler computes "healthy − requested". The result must be what is free on the other GPUs.
-/// Only the resource through which the GPU is held keeps its ids healthy.
+/// The ids stay healthy only in the resource through which the GPU is held.
 #[test]
 fn a_failed_gpus_ids_stay_healthy_in_the_held_resource() {
     let healthy = |node: &Node| {

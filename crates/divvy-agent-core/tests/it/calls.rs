@@ -282,7 +282,7 @@ pub(crate) fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&
     pod
 }
 
-/// The limit is on each GPU where the driver can do it.
+/// A pod is limited on each GPU on which the driver can enforce a limit.
 #[test]
 fn the_driver_limits_pods_to_their_effective_totals() {
     let containers = [("init", Init, 2), ("main", App, 2), ("other", App, 1)];
@@ -314,7 +314,7 @@ fn the_driver_limits_pods_to_their_effective_totals() {
     }
 }
 
-/// Shares of this GPU are not enforced any more.
+/// Nothing enforces the shares of the pod's GPU any more.
 #[test]
 fn a_pod_with_isolation_does_not_start_without_enforcement() {
     let mut node = Node::new(&[4096]);
@@ -463,7 +463,7 @@ fn unguarded_pods_get_the_drivers_own_library() {
 }
 
 /// The driver limits memory, and the guard limits compute time and shows the share.
-/// The pod starts if what it needs is there.
+/// The pod starts if the enforcement that it needs is available.
 #[test]
 fn driver_and_guard_together_each_enforce_their_part() {
     let missing = "the container waits";
@@ -635,7 +635,7 @@ fn init_containers_and_sidecars_share_the_gpu_and_count_once() {
 }
 
 /// Cases R20 and R22 of `docs/compatibility/races.md`.
-/// The refusal says what to check, and there is one event.
+/// The refusal says what to check, and the pod gets one event.
 #[test]
 fn a_pod_bound_without_the_extender_is_refused_with_advice() {
     let mut node = Node::new(&[4096]);

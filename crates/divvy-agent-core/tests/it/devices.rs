@@ -106,7 +106,7 @@ fn only_unheld_ids_of_a_failed_gpu_turn_unhealthy() {
     assert_eq!(counts(&node), [(8, 0), (8, 0)]);
 }
 
-/// The ids of the GPU are healthy.
+/// The ids of a GPU under test are reported as healthy.
 #[test]
 fn a_gpu_under_test_starts_only_the_pod_of_the_test() {
     let mut node = Node::new(&[8192, 8192]);

@@ -267,7 +267,7 @@ fn refused_allocations_are_counted_over_all_owners_of_a_slot() {
     assert_eq!(node.shares.counted(), BTreeMap::new());
 }
 
-/// No pod waits for longer than its processes can.
+/// The wait that is counted for a pod is never longer than its processes can have waited.
 #[test]
 fn guard_counts_only_grow_and_waits_are_bounded() {
     let mut node = Node::new();
@@ -298,7 +298,7 @@ fn guard_counts_only_grow_and_waits_are_bounded() {
     assert_eq!(says(Some((u64::MAX, u64::MAX))), (Some(u64::MAX), Some(most)));
 }
 
-/// The pod goes on when it is not named any more, and only an agent that stops pods does this.
+/// Only an agent that stops pods does this, and the pod continues once the agent no longer names it.
 #[test]
 fn a_named_pod_is_stopped_on_all_its_gpus() {
     for may_stop in [true, false] {
@@ -376,7 +376,7 @@ fn no_file_hides_a_process_without_a_slot() {
     }
 }
 
-/// The file is named at once.
+/// The agent names the changed file at once.
 #[test]
 fn a_changed_file_is_named_until_a_container_starts() {
     let mut node = Node::new();
@@ -401,7 +401,7 @@ fn a_changed_file_is_named_until_a_container_starts() {
     assert_eq!(later.escapes("a").len(), 1);
 }
 
-/// The file cannot be read in time, in several measurements.
+/// The agent names a file that it could not read in time in several measurements.
 #[test]
 fn an_unreadable_file_is_named_and_changes_nothing() {
     let mut node = Node::new();
@@ -622,7 +622,7 @@ fn a_debt_of_an_earlier_boot_of_the_machine_is_forgotten() {
     );
 }
 
-/// Their pod gets no share.
+/// The pod of such a file gets no share.
 #[test]
 fn files_of_a_later_version_stay_as_they_are() {
     let mut node = Node::empty(false);
@@ -646,7 +646,7 @@ fn files_of_a_later_version_stay_as_they_are() {
 }
 
 const OWNER: (u32, u32) = (0, 0);
-/// A measurement then reads the file once and not twice.
+/// While the overhead of the pod stays the same, a measurement reads the file once, not twice.
 #[test]
 fn a_file_is_read_once_while_overhead_is_stable() {
     let mut node = Node::new();

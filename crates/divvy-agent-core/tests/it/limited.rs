@@ -40,7 +40,7 @@ fn share(mib: u64, alone: bool) -> Vec<Limited> {
     vec![("a".to_owned(), vec![("GPU-0".to_owned(), MiB(mib))], alone)]
 }
 
-/// An agent that restarts limits them in the same way.
+/// An agent that restarts limits running containers in the same way.
 #[test]
 fn containers_are_limited_like_their_pods_at_start() {
     let one: &[_] = &[("main", App, 3)];

@@ -27,7 +27,7 @@ fn variables(node: &Node) -> Vec<String> {
     env.into_iter().filter(|variable| variable.starts_with("CUDA_")).collect()
 }
 
-/// The directories are the daemon's, and the client gets its part of the threads.
+/// The directories are those of the daemon, and the client gets a part of the threads of its GPU.
 #[test]
 fn an_mps_client_gets_directories_gpu_and_threads() {
     for (isolation, percentage) in [

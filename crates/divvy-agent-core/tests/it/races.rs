@@ -32,7 +32,7 @@ fn r5_a_pod_being_deleted_keeps_its_memory() {
     node.start("b", "main").expect("free now");
 }
 
-/// The pod's container holds the memory, also over a restart of the agent.
+/// The pod's container holds the memory, even if the agent restarts meanwhile.
 #[test]
 fn r6_a_force_deleted_pod_holds_memory_over_a_restart() {
     let mut node = Node::new(&[4096]);

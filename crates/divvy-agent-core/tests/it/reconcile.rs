@@ -411,7 +411,7 @@ fn reacting(reaction: Reaction, pods: usize) -> Node {
     node
 }
 
-/// A greedy pod has more than its share.
+/// A greedy pod uses more than its share.
 #[test]
 fn one_event_says_what_happens_to_a_greedy_pod() {
     for (reaction, part) in [

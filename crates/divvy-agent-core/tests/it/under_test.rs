@@ -40,7 +40,7 @@ fn is_id(text: &str) -> bool {
 }
 
 proptest! {
-    /// The GPU starts a pod exactly if the ids of the pod and of the test are equal and the test is current.
+    /// A GPU out of service starts a pod if and only if the pod has the id of the GPU's test and the test is current.
     #[test]
     fn a_gpu_out_of_service_starts_only_its_tests_pod(
         of_pod in proptest::option::of(text()),
@@ -79,7 +79,7 @@ proptest! {
     }
 }
 
-/// An agent that has not read its node does not open one either.
+/// An agent that has not read its node opens no GPU to a test either.
 #[test]
 fn a_test_from_before_the_agent_opens_no_gpu() {
     let mut tests = Tests::default();

@@ -127,7 +127,7 @@ fn a_share_of_a_gpu_and_the_whole_gpu_wait_for_each_other() {
     }
 }
 
-/// A share is limited where the kernel can do it.
+/// The kernel limits a share of a GPU if it supports such a limit.
 #[test]
 fn the_kernel_limits_shares_and_never_whole_gpus() {
     for vendor in others() {

@@ -310,7 +310,7 @@ async fn an_agent_that_starts_does_not_wait_for_leases_and_names_them() {
 }
 
 /// Each question about a lock takes as long as the kernel's list of locks is, so a pod can make the search for owners as long as it wants.
-/// The file is not searched again for a while.
+/// The agent waits a while before it searches for the owners of this file again.
 #[tokio::test]
 async fn a_file_with_a_slow_search_for_owners_is_named() {
     let bed = Bed::new().await;
@@ -391,7 +391,7 @@ async fn a_file_that_hides_slots_counts_as_changed_until_repaired() {
     assert_eq!(bed.change().await, None);
 }
 
-/// What the pod says about its version does not count.
+/// What the pod writes as the version of its file does not count.
 #[tokio::test]
 async fn files_of_a_later_agent_stay_as_they_are() {
     let mut bed = Bed::new().await;
@@ -488,7 +488,7 @@ async fn a_measurement_wakes_what_waits_for_it() {
     }
 }
 
-/// An agent that starts finds the others.
+/// An agent that starts finds the files of the pods that still exist.
 #[tokio::test]
 async fn only_the_files_of_a_gone_pod_are_removed() {
     let mut bed = Bed::new().await;
@@ -500,7 +500,7 @@ async fn only_the_files_of_a_gone_pod_are_removed() {
     assert_eq!(files::names(&shares(bed.state.path())).expect("listed"), ["b"]);
 }
 
-/// Escaped processes are those without a slot, and all of a pod that changed its file.
+/// Escaped processes are processes without a slot, and all processes of a pod that changed its file.
 #[test]
 fn only_escaped_processes_are_killed() {
     let uuid = || GPU.to_owned();
@@ -534,7 +534,7 @@ fn only_escaped_processes_are_killed() {
     assert_eq!(killed(Escape::Crowded { uuid: uuid() }), []);
 }
 
-/// Earlier copies stay.
+/// The copies of earlier versions stay.
 #[test]
 fn each_version_of_the_libraries_has_its_copy() {
     let state = tempfile::tempdir().expect("temp dir");

@@ -603,7 +603,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// In the end, each of them has exactly the limit of its pod.
+        /// At the end, each container of a limited pod has exactly the limit of its pod.
         #[test]
         fn only_containers_of_limited_pods_have_a_limit(
             steps in steps(), nest in any::<bool>()

@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// An unknown one is not reported.
+    /// A change of an unknown GPU or MIG device is not reported.
     #[test]
     fn a_change_names_the_gpu_or_mig_device() {
         let mut found = snapshot(&[("GPU-a", 3)], &[]);

@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Without a named MIG device it hits the whole GPU, and both recover.
+    /// An XID that names no MIG device hits the whole GPU; the GPU and the MIG device both recover.
     #[test]
     fn an_xid_hits_its_mig_device_or_the_gpu() {
         let mut health = health();
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!((health.reason("MIG-1"), health.reason("GPU-b")), (None, None));
     }
 
-    /// The GPU's MIG devices fail too, and nothing fails if no XID matters.
+    /// The MIG devices of the GPU fail, too; nothing fails if all XIDs are disabled.
     #[test]
     fn a_gpu_fails_when_xids_cannot_arrive_for_a_minute() {
         let mut without_events = snapshot();

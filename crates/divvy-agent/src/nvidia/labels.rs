@@ -203,7 +203,7 @@ impl DiscoveryOutput {
 mod tests {
     use super::*;
 
-    /// The interval of the labels does not matter.
+    /// The retry does not depend on the interval at which the labels are updated.
     #[test]
     fn unwritten_labels_are_tried_again_within_a_minute() {
         let (short, long) = (Duration::from_secs(5), Duration::from_secs(3600));

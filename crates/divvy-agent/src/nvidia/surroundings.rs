@@ -244,7 +244,7 @@ fn events(variable: impl Fn(&str) -> Option<String>, has_token: bool) -> Option<
 mod tests {
     use super::*;
 
-    /// A wrong one is named.
+    /// The agent names a variable with a wrong value.
     #[test]
     fn the_agents_variables_set_the_pace() {
         assert_eq!(Pace::of(|_| None).expect("the default"), Pace::default());

@@ -354,7 +354,7 @@ async fn the_signal_waits_for_the_process() {
     bed.stop().await;
 }
 
-/// The program writes it as soon as the API server answers.
+/// The program writes the link as soon as the API server answers.
 #[tokio::test]
 async fn once_writes_the_labels_link_without_a_signal() {
     let bed = Bed::new(&["default", "fast"]).await;

@@ -725,7 +725,7 @@ impl std::io::Write for OfThread {
     }
 }
 
-/// The memory of a container's processes counts together.
+/// The memory of all processes of a container is added up.
 #[tokio::test]
 async fn a_container_is_named_if_its_processes_exceed_its_share() {
     let log = Log::default();

@@ -147,7 +147,7 @@ async fn a_plugin_whose_mps_daemon_does_not_serve_is_not_ready() {
     stop(plugin.running).await;
 }
 
-/// The attempts end then.
+/// After the first refusal, the program attempts no further event.
 #[tokio::test]
 async fn a_missing_right_to_events_is_logged_once() {
     let log = Log::default();

@@ -73,7 +73,7 @@ async fn a_pod_starts_on_its_gpu_and_outlives_the_agent() {
     bed.stop_agent().await;
 }
 
-/// A node is ready with the resources that it offers.
+/// The resources that a node already offers make it ready.
 #[tokio::test]
 async fn a_ready_node_offers_more_when_another_driver_comes() {
     let mut bed = Bed::new(&[]).await;
@@ -408,7 +408,7 @@ async fn a_driver_upgrade_renews_the_spec_and_the_grants() {
     bed.stop_agent().await;
 }
 
-/// The spec follows a new division.
+/// The spec follows when a GPU is divided in a new way.
 #[tokio::test]
 async fn the_agents_spec_names_mig_devices_like_the_driver() {
     let divide = |root: &Path, instance: u32| {
@@ -530,7 +530,7 @@ async fn a_stale_spec_is_reported_once_and_counted() {
     bed.stop_agent().await;
 }
 
-/// All three report it until the driver is installed.
+/// The node, the pod, and the inventory report the missing driver until it is installed.
 #[tokio::test]
 async fn node_pod_and_inventory_report_a_missing_driver() {
     let mut bed = Bed::new(&[4096]).await;
@@ -592,7 +592,7 @@ async fn a_node_is_unschedulable_while_its_kubelet_lacks_devices() {
 }
 
 /// The kubelet permanently rejects a pod that arrives while no plugin is registered.
-/// The agent says first that it stops.
+/// The agent first says that it is stopping.
 #[tokio::test]
 async fn a_stopping_agent_serves_pods_on_their_way() {
     let mut bed = Bed::new(&[4096]).await;

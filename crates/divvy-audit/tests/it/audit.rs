@@ -282,7 +282,7 @@ fn each_fault_of_an_allocation_is_found() {
     }
 }
 
-/// It counts with what it was bound with and with what it says now.
+/// The pod counts with the memory that it was bound with and with the memory that the allocation now says.
 #[test]
 fn a_changed_allocation_still_holds_its_bound_memory() {
     check(
@@ -444,7 +444,7 @@ fn an_early_report_waits_for_its_binding() {
     );
 }
 
-/// The doubt about a pod that vanished while it ran lasts until its end is seen.
+/// The memory of a pod that vanished while it ran stays in doubt until the end of the pod is seen.
 #[test]
 fn a_vanished_pods_memory_stays_in_doubt() {
     let vanish = |then: Vec<(i64, Fact)>| {
@@ -831,7 +831,7 @@ fn on_whole_gpus(pods: &[Pod]) -> Vec<&'static str> {
     audit.finish(None).findings.iter().map(|finding| finding.what.id()).collect()
 }
 
-/// GPUs that the kubelet has chosen are no finding.
+/// GPUs that the kubelet chose are not a finding.
 #[test]
 fn a_whole_gpu_has_one_pod() {
     let unnamed = Pod {

@@ -97,7 +97,7 @@ fn requests() -> impl Strategy<Value = Vec<u64>> {
 }
 
 proptest! {
-    /// It is so in a look and in the history, while the node names that unit.
+    /// This holds for a single look and for the history while the node still names the former unit.
     #[test]
     fn a_pod_of_a_former_unit_is_sound(
         before in a_unit(), now in a_unit(), units in requests(),
@@ -127,7 +127,7 @@ proptest! {
         prop_assert_eq!(found.contains(&"allocation-not-as-asked"), !right, "{:?}", found);
     }
 
-    /// A pod that holds memory no more needs no excuse.
+    /// A pod that no longer holds memory needs no excuse.
     #[test]
     fn an_unnamed_unit_excuses_no_memory_holder(before in a_unit(), now in a_unit(), units in requests()) {
         let pod = bound("a", &units, before);

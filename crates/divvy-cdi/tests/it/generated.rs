@@ -513,7 +513,7 @@ fn wrong_vendors_and_classes_are_refused() {
     }
 }
 
-/// Libraries of 32 bits are not taken.
+/// 32-bit libraries are left out.
 #[test]
 fn only_the_cache_finds_libraries_elsewhere() {
     let mut machine = MachineFiles::default();

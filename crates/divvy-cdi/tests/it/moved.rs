@@ -28,7 +28,7 @@ fn moved(from: &str, to: &str, side: MovedSide) -> (Value, usize) {
     (serde_json::to_value(&spec).expect("JSON"), changed)
 }
 
-/// Arguments of hooks stay as they are.
+/// The arguments of hooks stay as they are.
 #[test]
 fn case_32_a_host_paths_move_by_whole_components() {
     let mut expected = spec();

@@ -159,7 +159,7 @@ fn with_files(main: &str, imported: &str) -> Host {
 
 const RUNTIME: &str = ".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n";
 
-/// They must suit each other, too.
+/// The versions of the files must suit each other, too.
 #[test]
 fn file_versions_must_suit_the_installed_containerd() {
     let old = format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"{RUNTIME}");
@@ -273,7 +273,7 @@ fn with_processes(kubelet: &str, processes: &[(u32, &str, &str)], files: &[(&str
 
 const SOCKET: &str = "unix:///run/containerd/containerd.sock";
 
-/// It is the process there, and its configuration is the one that it was started with.
+/// The engine is the process at that endpoint, and its configuration is the file that it was started with.
 #[test]
 fn the_engine_is_behind_the_kubelets_endpoint() {
     let (cri, host) = ("/etc/cri/containerd.toml", "/etc/containerd/config.toml");
@@ -485,7 +485,7 @@ fn a_file_with_the_runtime_that_nothing_reads_is_named() {
     }
 }
 
-/// What it disables is seen before k0s has merged it.
+/// The disabled plugins are seen before k0s has merged the drop-in.
 #[test]
 fn an_unmerged_k0s_drop_in_disables_plugins() {
     let files = [
@@ -503,7 +503,7 @@ fn an_unmerged_k0s_drop_in_disables_plugins() {
     );
 }
 
-/// All its devices come from another directory.
+/// All devices of the stale spec come from a spec in another directory.
 #[test]
 fn an_overridden_stale_spec_is_named_and_harmless() {
     let spec = |name: &str, major: u32| {

@@ -35,7 +35,7 @@ fn a_finding_has_three_lines_and_optional_colour() {
 }
 
 /// Files, programs, and API objects may contain any text, and the reader of the report is often root.
-/// It looks like no line of the report.
+/// Text from other programs does not look like a line of the report.
 #[test]
 fn foreign_text_moves_no_cursor_and_forges_nothing() {
     let mut host = debian();
@@ -109,7 +109,7 @@ fn each_reason_for_not_looking_is_listed_once() {
 }
 
 /// A program that reads the JSON report can tell the two kinds of SKIP apart.
-/// A check does not apply, or it could not look.
+/// One kind is a check that does not apply; the other is a check that could not look.
 #[test]
 fn json_tells_the_two_kinds_of_skip_apart() {
     let host = none();

@@ -295,7 +295,7 @@ fn case_07_containerd_s_runtime_inherits_the_cgroup_driver() {
     }
 }
 
-/// It has what is ours and nothing else.
+/// The drop-in has only the settings that are ours.
 #[test]
 fn containerd_2_1_gets_a_minimal_drop_in() {
     let (after, _) = there_and_back(
@@ -306,7 +306,7 @@ fn containerd_2_1_gets_a_minimal_drop_in() {
     insta::assert_snapshot!(after[DROP_IN]);
 }
 
-/// The drop-in says so.
+/// The drop-in says that it repeats the section.
 #[test]
 fn an_older_containerds_drop_in_repeats_the_section() {
     let (after, _) = there_and_back(
@@ -339,7 +339,7 @@ fn annotations(text: &str, name: &str) -> Option<Vec<String>> {
     Some(list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect())
 }
 
-/// NVIDIA's tool adds none for its runtime.
+/// NVIDIA's tool adds no annotations for its own runtime.
 #[test]
 fn with_cdi_a_containerd_runtime_gets_its_annotations() {
     let cdi = RuntimeSettings {
@@ -553,7 +553,7 @@ fn case_10_containerd_s_version_1_is_written_where_it_is_read() {
     insta::assert_snapshot!(after[CONTAINERD]);
 }
 
-/// It is written where it is read.
+/// The settings are written to the file from which containerd reads version 1.
 #[test]
 fn version_1_is_written_as_nvidia_writes_it() {
     let v1 = "[plugins.cri.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v1\"\n";
@@ -603,7 +603,7 @@ fn case_12_containerd_s_version_is_a_number_and_4_is_as_3() {
     assert!(after[DROP_IN].contains("version = 4\n") && after[DROP_IN].contains("io.containerd.cri.v1.runtime"));
 }
 
-/// NVIDIA's tool does not keep them.
+/// NVIDIA's tool does not keep the settings of the first run.
 #[test]
 fn case_13_a_second_run_keeps_the_first_ones_settings() {
     for merge in [Merge::Sections, Merge::Keys] {
@@ -639,7 +639,7 @@ fn case_14_crio_without_a_file() {
     insta::assert_snapshot!(shown(&after));
 }
 
-/// Foreign keys stay.
+/// Keys that other programs have written stay.
 #[test]
 fn case_15_crio_s_runtime_inherits_from_drop_ins_too() {
     let crun = "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n\

@@ -13,7 +13,7 @@ fn of_containerd(files: &Tree, merge: Merge) -> Configuration {
 
 const DROP_IN: &str = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/x\"\n";
 
-/// From containerd 2.1 on, it adds to the section.
+/// From containerd 2.1 on, a later file adds to the section.
 #[test]
 fn before_2_1_a_later_file_replaces_sections() {
     let main = format!("imports = [\"conf.d/*.toml\"]\n{V2}");
@@ -160,7 +160,7 @@ fn crio_takes_a_runtime_from_the_last_file_that_has_it() {
     assert_eq!(read.cgroup_driver.as_deref(), Some("systemd"));
 }
 
-/// What cannot be read is not taken for a missing file.
+/// A file that cannot be read is not taken for a missing file.
 #[test]
 fn a_machine_s_tree_is_read_through_links() {
     let mut machine = MachineFiles::default();

@@ -312,7 +312,7 @@ async fn questions_that_nobody_waits_for_any_more_still_count() {
     );
 }
 
-/// Its labels count, too, and the answer says so.
+/// The labels of the pod count, too, and the answer says that pods were not kept whole.
 #[tokio::test]
 async fn a_pod_with_many_rules_is_kept_partly() {
     let explainer = explainer().await;
@@ -358,7 +358,7 @@ async fn the_certificate_joins_the_configmap() {
     }
 }
 
-/// There are only a few tunnels.
+/// The explainer limits the number of open tunnels.
 #[tokio::test]
 async fn a_tunnel_answers_several_questions() {
     let explainer = explainer().await;

@@ -119,7 +119,7 @@ fn content_types_are_those_that_prometheus_3_knows() {
 }
 
 proptest! {
-    /// Elements of other types change nothing.
+    /// Elements of the header that name other types change nothing.
     #[test]
     fn any_accept_header_gets_a_format(
         noise in "[ -~]{0,40}",

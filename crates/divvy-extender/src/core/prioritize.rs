@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(scores(&Ranking { costs, best }), expected);
     }
 
-    /// The others score five or less, by their cost.
+    /// The other nodes score five or less, by their cost.
     #[test]
     fn only_the_best_node_scores_ten() {
         check(&[], None, &[]);

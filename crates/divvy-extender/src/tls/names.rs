@@ -155,7 +155,7 @@ mod tests {
         );
     }
 
-    /// It repeats a line at most, and no control characters.
+    /// The message repeats at most one line of the certificate, and no control characters.
     #[test]
     fn a_message_repeats_little_of_a_certificate() {
         let names = ClientNames::new(&[], "x.svc");

@@ -21,7 +21,7 @@ fn tried_again(core: &mut ExtenderCore, large: &Pod, ms: u64) -> bool {
     }
 }
 
-/// This lasts until the watch goes on and has caught up, however long that takes.
+/// Refusals stay provisional until the watch resumes and has caught up, however long that takes.
 #[test]
 fn no_refusal_is_final_while_watches_are_broken() {
     let (large, small) = (pod("large", 16), pod("small", 2));

@@ -104,7 +104,7 @@ fn several_gpus_come_in_one_binding() {
     assert_eq!(free(&core, "n"), [16, 10, 10], "counted once");
 }
 
-/// It is sent again with the same GPUs while all of them are well.
+/// The bind is sent again with the same GPUs while all of them are healthy.
 #[test]
 fn an_unanswered_bind_repeats_its_several_gpus() {
     let mut q = pod("q", 12);
@@ -229,7 +229,7 @@ fn equal_binds_at_once_are_one_write_and_equal_answers() {
     }
 }
 
-/// The next bind sees the outcome of the one before.
+/// The next bind sees the outcome of the previous bind.
 #[test]
 fn binds_of_one_node_write_in_turn() {
     // R10
@@ -332,7 +332,7 @@ fn a_bound_pod_called_gone_is_looked_up() {
     assert_eq!((free(&core, "n1"), core.sweep(at(5))), (vec![16], Vec::new()));
 }
 
-/// The pod was called gone, and the answer is older than what the watch showed of it.
+/// The answer says that the pod is gone, but it is older than what the watch showed of the pod.
 #[test]
 fn an_outdated_answer_takes_no_binding_back() {
     let q = pod("q", 8);
@@ -356,7 +356,7 @@ fn an_outdated_answer_takes_no_binding_back() {
     assert_eq!(core.sweep(at(5)), Vec::new(), "it is known that the pod is there");
 }
 
-/// It is looked after like any other pod.
+/// The extender handles this pod like any other pod.
 #[test]
 fn a_rebound_pod_called_gone_is_no_exception() {
     let q = pod("q", 8);
@@ -445,7 +445,7 @@ fn a_lost_answer_is_found_out_by_looking() {
     assert_eq!(free(&core, "n1"), [8]);
 }
 
-/// It is looked at until the scheduler stops waiting.
+/// The extender checks the bind until the scheduler stops waiting.
 #[test]
 fn an_unanswered_bind_is_checked_for_a_while() {
     let q = pod("q", 8);
@@ -551,7 +551,7 @@ fn a_pod_deleted_in_the_middle_leaves_nothing_behind() {
     }
 }
 
-/// It ends with the pod's event, or when the API server cannot carry the Binding out any more.
+/// The doubt ends with the pod's event, or when the API server can no longer carry the Binding out.
 #[test]
 fn a_doubt_about_a_binding_ends() {
     let q = pod("q", 8);

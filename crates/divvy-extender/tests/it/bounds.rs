@@ -143,7 +143,7 @@ fn kept(core: &mut ExtenderCore, pods: impl Iterator<Item = PodObject>) -> i64 {
 
 const PODS: i64 = 1_000;
 
-/// A foreign pod asks for nothing of ours.
+/// A foreign pod requests none of our resources.
 #[test]
 fn a_foreign_pod_costs_a_few_hundred_bytes() {
     let mut core = cluster(1, |_, _| String::new());

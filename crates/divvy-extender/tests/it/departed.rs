@@ -68,7 +68,7 @@ fn ways() -> [(&'static str, Way); 4] {
     ]
 }
 
-/// The pod vanished while its container ran, and its memory is given again after the limit and no sooner.
+/// The pod vanished while its container ran. Its memory is given to another pod only after the time limit.
 #[test]
 fn a_vanished_pods_memory_waits_for_the_limit() {
     assert_eq!(CoreTiming::default().departed_ns, LIMIT_MS * MS);
@@ -116,7 +116,7 @@ fn a_bind_alone_sees_that_the_limit_is_over() {
     assert_eq!(one_answer(core.posted(op, Posted::Created, at(LIMIT_MS + 1))), Ok(()));
 }
 
-/// Its containers had ended or never ran, and the memory goes with the pod's object.
+/// The containers had ended or never ran, and the memory is freed when the pod object is deleted.
 #[test]
 fn a_pod_without_running_containers_frees_its_memory() {
     let ended = Pod {
@@ -139,7 +139,7 @@ fn a_pod_without_running_containers_frees_its_memory() {
     }
 }
 
-/// The agent's word takes over whenever it comes.
+/// The agent's report takes precedence, whether it arrives before or after the deletion of the pod.
 #[test]
 fn what_the_agent_says_is_held_counts_once() {
     let q = pod("q", 8);
@@ -197,7 +197,7 @@ fn a_node_that_frees_nothing_affects_only_itself() {
     }
 }
 
-/// It is an error only if nothing else has room.
+/// Memory of departed pods causes an error only if no other node has room.
 #[test]
 fn only_departed_pods_in_the_way_are_errors() {
     let q = pod("q", 8);

@@ -152,7 +152,7 @@ async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
     }
 }
 
-/// This holds without the webhook.
+/// This holds if the webhook is off.
 #[tokio::test]
 async fn no_large_body_is_read_without_a_certificate() {
     let api = cluster();
@@ -222,7 +222,7 @@ async fn stalled_reviews_do_not_block_the_api_servers_review() {
     }
 }
 
-/// Half requests do not block them either.
+/// Incomplete requests do not block a probe or the scheduler either.
 #[tokio::test]
 async fn idle_connections_block_no_probe_or_scheduler() {
     let api = cluster();

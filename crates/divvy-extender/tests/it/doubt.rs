@@ -145,7 +145,7 @@ fn a_second_try_that_is_refused_leaves_the_first_in_doubt() {
     }
 }
 
-/// They pile up no further than the GPUs of the node.
+/// The tries of a pod never take up more than one booking on each GPU of the node.
 #[test]
 fn unanswered_tries_count_once_per_gpu() {
     // GPU 1 fails, comes back, and fails again: the allocation moves back and forth, and is never counted twice on one GPU.
@@ -170,7 +170,7 @@ fn unanswered_tries_count_once_per_gpu() {
     assert_eq!(free(&core, "n1"), [16, 8]);
 }
 
-/// The GPUs of the node are good no more.
+/// All GPUs of the node have failed since the first bind of the pod.
 #[test]
 fn a_pod_in_doubt_gets_no_failed_node() {
     let (mut core, q, ..) = in_doubt();

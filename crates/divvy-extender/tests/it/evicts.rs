@@ -77,7 +77,7 @@ fn a_node_has_only_its_own_pods_with_gpus_evicted() {
     assert_eq!(evicted(listed), named(&["a"]));
 }
 
-/// This goes on as long as the node names the pod.
+/// The extender repeats the request as long as the node names the pod.
 #[test]
 fn an_eviction_is_requested_again_after_a_while() {
     let mut core = synced(&[naming("n1", &[])], &[placed("a", "n1"), placed("b", "n1")]);

@@ -40,7 +40,7 @@ async fn a_check_pod_is_answered_and_fits_nowhere() {
     assert_eq!(answer["NodeNames"], json!(["n1"]), "{answer}");
 }
 
-/// The answer says how to turn it on.
+/// The answer says how to turn the webhook on.
 #[tokio::test]
 async fn the_webhook_is_off_unless_asked_for() {
     let cluster = Cluster::fixture().await;
@@ -110,7 +110,7 @@ async fn a_config_map_takes_gpus_out_and_its_end_gives_them_back() {
     }
 }
 
-/// It takes keys in any case.
+/// The filter accepts JSON keys in upper and lower case.
 #[tokio::test]
 async fn filter_returns_node_objects_as_they_came() {
     // Case 5

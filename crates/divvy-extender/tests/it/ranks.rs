@@ -55,7 +55,7 @@ async fn the_best_node_gets_ten_and_no_other_more_than_five() {
     }
 }
 
-/// Node objects are as good as names.
+/// A request with node objects is as good as a request with node names.
 #[tokio::test]
 async fn scores_come_as_go_reads_them() {
     let cluster = fixture(PlacementRules::default()).await;
@@ -84,7 +84,7 @@ async fn what_cannot_be_ranked_is_an_error_of_the_call() {
     assert_eq!(cluster.ask("GET", PRIORITIZE, "").await.0, StatusCode::METHOD_NOT_ALLOWED);
 }
 
-/// It blames no other node that fits.
+/// The answer gives no reason against the other nodes that fit.
 #[tokio::test]
 async fn a_deciding_filter_passes_only_the_best_node() {
     let decide_in = DecideIn::Filter;

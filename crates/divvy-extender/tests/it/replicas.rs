@@ -56,7 +56,7 @@ fn a_new_leader_lists_again_before_it_binds() {
     assert!(error.contains("0 of 8192 MiB free"), "{error}");
 }
 
-/// The replica finds out what became of what it had sent.
+/// The former leader still finds out what became of the requests that it had sent.
 #[test]
 fn losing_the_lease_ends_sending() {
     let (q, r, s) = (pod("q", 4), pod("r", 4), pod("s", 4));
@@ -173,7 +173,7 @@ fn bound_pods(api: &ApiServer) -> usize {
     pods.iter().filter(|pod| pod["spec"]["nodeName"] == "n1").count()
 }
 
-/// The other takes over when the lease is released.
+/// The other replica takes over when the lease is released.
 #[tokio::test]
 async fn one_replica_binds_and_the_other_hands_on() {
     let api = cluster();
@@ -305,7 +305,7 @@ async fn a_leader_stops_before_losing_its_lease() {
     assert!(!a.leads(&api).await && b.leads(&api).await);
 }
 
-/// It says why.
+/// The replica says why it is not ready.
 #[tokio::test]
 async fn a_replica_denied_the_lease_is_not_ready() {
     let api = cluster();

@@ -501,7 +501,7 @@ async fn a_restart_changes_nothing() {
     assert_eq!(again.bind(&q, "n1").await, "", "it is bound there already");
 }
 
-/// Until then, it answers with the reason.
+/// Until then, the extender answers with the reason.
 #[tokio::test]
 async fn it_is_unready_until_the_cluster_is_listed() {
     let api = ApiServer::new(ApiServerOptions::default());

@@ -86,7 +86,7 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
     one_answer(core.got(op, Got::NotFound, at(1_000))).expect_err("gone");
 }
 
-/// The error speaks of no bind that was never sent.
+/// The error mentions an earlier bind only if that bind was sent.
 #[test]
 fn after_a_list_unreadable_pods_are_not_bound() {
     let q = pod("q", 2);

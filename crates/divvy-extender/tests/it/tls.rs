@@ -418,7 +418,7 @@ async fn placing_pods_needs_a_certificate_of_the_authority() {
     assert!(metrics.contains("divvy_extender_certificate_expiry_timestamp_seconds 1") || metrics.contains("_seconds 2"));
 }
 
-/// The caller is the API server, which has a pod given to a scheduler.
+/// The caller is the API server, which asks whether a pod is assigned to a scheduler.
 #[tokio::test]
 async fn the_webhook_needs_no_certificate_of_its_caller() {
     let api = cluster();
@@ -559,7 +559,7 @@ async fn replicas_that_start_at_once_end_with_one_authority() {
     assert_eq!(written, 1, "nobody's authority was overwritten, not for a moment either");
 }
 
-/// Nonsense is not taken.
+/// An invalid file does not replace the certificate in use.
 #[tokio::test]
 async fn certificate_files_are_read_again() {
     let api = cluster();

@@ -70,7 +70,7 @@ fn a_pod_waits_for_what_may_change_soonest_on_any_node() {
     }
 }
 
-/// It finds out itself why pods wait.
+/// A replica that the scheduler does not ask finds out on its own why pods wait.
 #[test]
 fn an_unasked_replica_checks_some_requests_per_sweep() {
     // Two pods for each request.

@@ -22,7 +22,7 @@ fn passed(core: &ExtenderCore, pod: &Pod, nodes: &[&str]) -> (Vec<usize>, Vec<St
     (answer.passed, texts.collect())
 }
 
-/// It has none of gpushare's annotations.
+/// The Binding has none of gpushare's annotations.
 #[test]
 fn a_binding_names_the_gpus_of_each_container() {
     let mut pod = amd_pending("train", 0);

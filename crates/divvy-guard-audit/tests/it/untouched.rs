@@ -15,7 +15,7 @@ fn both(sandbox: &Sandbox, program: &str, arguments: &[&str]) -> [Output; 2] {
     [with, without].map(Result::unwrap)
 }
 
-/// It finds its functions where it did.
+/// The program finds its functions in the same libraries as without the guard.
 #[test]
 fn a_program_without_cuda_has_no_guard() {
     let sandbox = Sandbox::new();

@@ -30,7 +30,7 @@ fn it_needs_no_function_but_dlsym_and_has_no_code_that_panics() {
     assert_eq!(Elf::of(shadow()).imports(), ["dlsym"]);
 }
 
-/// It needs only the real library, by its path.
+/// The guard's library needs only the real library, which it names by its path.
 #[test]
 fn it_has_the_name_of_the_drivers_library() {
     assert_eq!(Elf::of(shadow()).names(), ["libnvidia-ml.so.1"]);

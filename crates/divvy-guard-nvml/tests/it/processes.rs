@@ -72,7 +72,7 @@ fn processes_in_the_same_pid_namespace_are_listed() {
     );
 }
 
-/// Their memory counts as used.
+/// The memory of processes in other containers still counts as used.
 #[test]
 fn other_containers_processes_are_not_listed() {
     let sandbox = Sandbox::with_share(GPU, SHARE);

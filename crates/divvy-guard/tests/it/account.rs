@@ -34,7 +34,7 @@ fn what_is_charged_is_what_the_driver_gave() {
 }
 
 /// The heap and the buffer of printf of kernels, and a stack for each of the 108 x 2048 threads that can run at the same time.
-/// A limit that takes too much is refused.
+/// A limit that takes too much memory is refused.
 #[test]
 fn a_contexts_limits_are_charged_until_it_ends() {
     const THREADS: u64 = 108 * 2048;

@@ -58,7 +58,7 @@ fn it_needs_no_function_but_dlsym_and_has_no_code_that_panics() {
     assert_eq!(Elf::of(guard()).imports(), ["dlsym"]);
 }
 
-/// It needs only the real library, by its path.
+/// The guard's library needs only the real driver library, which it names by its path.
 #[test]
 fn it_has_the_name_of_the_driver() {
     assert_eq!(Elf::of(guard()).names(), ["libcuda.so.1"]);

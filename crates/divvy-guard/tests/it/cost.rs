@@ -77,7 +77,7 @@ fn assert_costs(what: &str, steps: &Steps, most: &Most) {
 
 /// The limits and the clock are read before every 17th launch, and if there are several GPUs, the driver is asked then for the current one. The limits of
 /// other GPUs are read if the process has contexts there.
-/// Most launches ask the driver nothing.
+/// Most launches ask the driver no question.
 #[test]
 fn an_allowed_launch_takes_few_instructions() {
     for (gpus, used, instructions, locked, driver_calls) in [(1, 1, 890, 4, 1), (2, 1, 1000, 6, 2), (2, 2, 1800, 6, 2)] {

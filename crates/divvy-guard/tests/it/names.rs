@@ -152,7 +152,7 @@ fn errors_are_the_drivers() {
 }
 
 /// A driver of CUDA 11.0 has no pools and no `cuGetProcAddress`.
-/// What the driver lacks is not found.
+/// Functions that the driver lacks are not found.
 #[test]
 fn an_old_drivers_functions_are_held() {
     const NOT_FOUND: u64 = 500;

@@ -67,7 +67,7 @@ fn threads_on_one_pool_never_exceed_the_share() {
     assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
 }
 
-/// Otherwise, they are refused together.
+/// If the share is too small for the context, all threads are refused together.
 #[test]
 fn threads_making_one_context_are_charged_once() {
     let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT - 1);

@@ -60,7 +60,7 @@ fn a_failed_export_changes_nothing() {
 }
 
 /// A descriptor does not tell its size, so imported memory is charged as far as it was mapped at once, and as long as this process has it.
-/// This holds after its maker has ended, too.
+/// The charge stays after the process that made the memory has ended.
 #[test]
 fn imported_memory_is_charged_where_it_is_mapped() {
     let sandbox = Sandbox::with_share(64 * SHARE, SHARE);

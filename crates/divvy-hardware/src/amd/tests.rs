@@ -181,7 +181,7 @@ fn a_partition_has_its_share_of_the_memory() {
     assert_eq!(look(&root).gpus[0].total, MiB(65_520), "KFD says it as well");
 }
 
-/// An error is one of the GPU with the missing or wrong fact.
+/// An error concerns only the GPU with the missing or wrong fact.
 #[test]
 fn missing_or_wrong_facts_are_errors_or_defaults() {
     type Change = fn(&Path, &Path);
@@ -346,7 +346,7 @@ fn partitions_are_found_under_both_of_the_kernels_names() {
     assert_eq!(look(&root), before);
 }
 
-/// The GPU is lost under its name.
+/// The GPU keeps its name while it is lost.
 #[test]
 fn a_gpu_gone_from_kfd_is_lost_and_comes_back() {
     let root = write(RecordedMachine::Mi210);
@@ -769,7 +769,7 @@ fn a_machine_may_have_pci_domains_of_more_than_four_digits() {
     assert_eq!(text, format!("drm/10000:19:00.0/vram {GIB}\n"));
 }
 
-/// The kernel refuses it or does not have it afterwards, and the failure has its words.
+/// The kernel refuses the limit or does not have it afterwards; the error repeats the kernel's words.
 #[test]
 fn a_limit_that_the_kernel_does_not_take_fails() {
     let region = "drm/0000:03:00.0/vram";

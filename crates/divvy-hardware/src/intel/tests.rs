@@ -63,7 +63,7 @@ fn uuids(snapshot: &Snapshot) -> Vec<&str> {
     snapshot.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect()
 }
 
-/// The memory is what the kernel gives out.
+/// The memory of a GPU is the amount that the kernel gives out.
 #[test]
 fn each_gpu_has_its_nodes_and_the_kernels_memory() {
     let root = machine();
@@ -238,7 +238,7 @@ fn virtual_functions_count_instead_of_their_physical_function() {
     assert_eq!(uuids(&look(&root)), all[1..]);
 }
 
-/// An error is one of the GPU with the missing or wrong fact.
+/// An error concerns only the GPU with the missing or wrong fact.
 #[test]
 fn missing_or_wrong_facts_are_errors_or_defaults() {
     type Change = fn(&Path);
@@ -504,7 +504,7 @@ fn pod_cgroup(root: &TempDir, regions: &[String]) -> Cgroup {
     Cgroup { directory, pod: None }
 }
 
-/// For others, the limit is refused with the reason.
+/// For any other GPU, the limit is refused with the reason.
 #[test]
 fn only_a_gpu_with_one_region_is_limited() {
     let root = machine();
@@ -645,7 +645,7 @@ fn a_clients_text_is_read_in_any_units_and_keys() {
     }
 }
 
-/// Processes may end meanwhile.
+/// Processes may end while their files are read.
 #[test]
 fn of_open_files_only_gpu_nodes_are_read() {
     let root = machine();

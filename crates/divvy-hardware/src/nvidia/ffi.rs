@@ -538,7 +538,7 @@ mod tests {
         assert_eq!(read.ok(), Some((0..13).collect()));
     }
 
-    /// What is not UTF-8 is replaced.
+    /// Bytes that are not UTF-8 are replaced.
     #[test]
     fn a_name_ends_at_the_first_zero() {
         assert_eq!(text(b"NVIDIA A100\0rest"), "NVIDIA A100");

@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// The events arrive during the answer, and a flood of them is refused.
+    /// The events arrive while the answer is being written, and a flood of events is refused.
     #[test]
     fn events_follow_an_answer_in_order() {
         let (ours, theirs) = UnixStream::pair().expect("pair");

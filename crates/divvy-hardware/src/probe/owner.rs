@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// A lost GPU reopens the driver of its own vendor alone.
+    /// Only the driver of the lost GPU's vendor is opened again.
     #[test]
     fn all_vendors_gpus_and_processes_are_one_answer() {
         let nvidia = Script::new(Vendor::Nvidia, vec![Ok(of(Vendor::Nvidia, true)); 2]);

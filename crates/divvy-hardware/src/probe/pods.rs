@@ -95,7 +95,7 @@ fn owner(proc_root: &Path, pid: u32) -> Option<CgroupOwner> {
 mod tests {
     use super::*;
 
-    /// The bytes of the word do not matter.
+    /// The word may contain any bytes.
     #[test]
     fn a_program_is_the_end_of_the_first_word() {
         let root = tempfile::tempdir().expect("a directory");

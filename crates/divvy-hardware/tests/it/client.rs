@@ -176,7 +176,7 @@ async fn only_a_process_of_the_pod_is_killed() {
     client.handle().kill(no_process).await.expect_err("no PID");
 }
 
-/// The sample is one of utilization, and the cgroup of the process names the pod and the container.
+/// The sample is one of utilization; the cgroup of its process names the pod and the container.
 #[tokio::test]
 async fn a_sample_belongs_to_the_container_of_its_process() {
     let machine = Machine::new(&TWO.replace("pid = 7,", "pid = 7, utilization = 30,"));
@@ -228,7 +228,7 @@ async fn a_snapshot_follows_an_xid_at_once() {
     }
 }
 
-/// The GPU's neighbor goes on.
+/// The other GPU of the machine keeps working meanwhile.
 #[tokio::test]
 async fn a_lost_gpu_keeps_its_name_and_comes_back() {
     let machine = Machine::new(TWO);

@@ -245,7 +245,7 @@ fn the_calls_first_version_counts_reserved_memory_as_used() {
     assert_eq!(bed.values()["memory"], memory);
 }
 
-/// The loss of the GPU is said.
+/// The loss of the GPU is reported.
 #[test]
 fn a_refused_call_costs_only_its_own_values() {
     let mut bed = Bed::new(&described());

@@ -31,7 +31,7 @@ const NEEDED: [&str; 5] = [
     "nvmlDeviceGetHandleByIndex",
 ];
 
-/// The library lacks any one of its functions.
+/// In each case, the driver library lacks another one of its functions.
 #[test]
 fn a_probe_answers_or_names_the_missing_function() {
     let machine = Machine::new(&divided());
@@ -74,7 +74,7 @@ fn a_probe_answers_or_names_the_missing_function() {
     }
 }
 
-/// An older name of a function is enough.
+/// If the driver has a function only under its older name, that is enough.
 #[test]
 fn what_an_older_driver_does_not_count_is_absent() {
     let health = "health = { ecc_errors = [0, 1], remapped_rows = {}, retired_pages_pending = true, clocks_event_reasons = 8 }";

@@ -247,7 +247,7 @@ fn only_names_of_pods_and_gpus_are_accepted() {
     assert!(!host.machine.path("state").exists(), "nothing was made");
 }
 
-/// The file system's files are open, and mounted elsewhere.
+/// Files of the file system are open, and are mounted in another place.
 #[test]
 fn a_file_system_in_use_elsewhere_is_unmounted() {
     if !divvy_skip::program("nsenter", "util-linux") {

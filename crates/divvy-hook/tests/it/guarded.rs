@@ -55,7 +55,7 @@ fn found(image: &Image) -> String {
     found.map(|(_, path)| path).unwrap_or_default()
 }
 
-/// That libcuda is behind the guard.
+/// The library behind the guard is the image's libcuda, not the driver's.
 #[test]
 fn the_guard_covers_an_images_preferred_libcuda() {
     let preferred = ["compat", "guard", "guard", "guard"];

@@ -23,7 +23,7 @@ pub(crate) fn in_namespace(image: &Image, script: &str) -> Option<std::process::
     Some(output)
 }
 
-/// A flag decides which of the two.
+/// A flag decides between the warning and the failure.
 #[test]
 fn case_42_rule_4_an_unwritable_image_warns_or_fails() {
     let image = Image::new(&[CUDA]);

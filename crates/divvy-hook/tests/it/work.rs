@@ -169,7 +169,7 @@ fn case_36_a_links_are_made_with_their_directories_and_replaced() {
     );
 }
 
-/// What is wrong is an error.
+/// A wrong argument or a missing hook name is an error.
 #[test]
 fn case_36_b_an_unknown_hook_is_only_a_warning() {
     let image = Image::new(&[]);
@@ -317,7 +317,7 @@ fn case_43_a_newer_fitting_libcuda_of_the_image_goes_first() {
     );
 }
 
-/// Nothing is said about it either.
+/// The hook prints no message about the cut-off library either.
 #[test]
 fn a_cut_off_libcuda_makes_nothing_fail() {
     let whole = libcuda(Some("[535]"));

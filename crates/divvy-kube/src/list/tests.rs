@@ -36,7 +36,7 @@ async fn names(script: &ScriptedServer) -> (Result<LeftOut, Error>, Vec<String>)
     (all.expect("an end"), names)
 }
 
-/// What cannot be read is named.
+/// Objects that cannot be read are named.
 #[tokio::test]
 async fn a_long_list_is_handed_over_in_order() {
     for part in [1000, 70_000, usize::MAX] {

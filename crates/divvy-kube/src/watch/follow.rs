@@ -514,7 +514,7 @@ mod tests {
         });
     }
 
-    /// They are remembered until they are readable or gone.
+    /// Each object is remembered until it is readable or gone.
     #[test]
     fn remembered_unreadable_objects_are_bounded() {
         let mut remembered = Remembered::new("node");

@@ -75,7 +75,7 @@ async fn a_paged_list_and_later_changes_keep_order() {
     assert_eq!(script.requests()[2]["allowWatchBookmarks"], "true");
 }
 
-/// It does not matter how the API server says it.
+/// The API server may report the expired version in a watch event or in the HTTP status.
 #[tokio::test(start_paused = true)]
 async fn a_watch_with_an_expired_version_lists_again() {
     let expired = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
@@ -168,7 +168,7 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
 }
 
 /// While its watch is broken, the extender answers with errors instead of refusals, so pods wait for the watch.
-/// It takes seconds after a long outage; a watch of one node is patient.
+/// A cluster watch resumes within seconds after a long outage; a watch of one node waits longer.
 #[tokio::test(start_paused = true)]
 async fn a_cluster_watch_resumes_soon_after_an_outage() {
     for (fields, at_most_s, at_least_s) in [(None, 5.0, 0.8), (Some("spec.nodeName=n1"), 60.0, 20.0)] {

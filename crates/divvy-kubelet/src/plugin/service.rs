@@ -242,7 +242,7 @@ mod tests {
         ));
     }
 
-    /// It is the limit of what the kubelet accepts.
+    /// The limit is the size of the largest message that the kubelet accepts.
     #[test]
     fn a_quarter_of_the_limit_holds_4096_ids() {
         let devices = (0..4096)

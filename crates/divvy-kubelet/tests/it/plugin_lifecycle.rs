@@ -51,7 +51,7 @@ async fn call_under_way(kubelet: &Kubelet, running: &Running) -> JoinHandle<Resu
     call
 }
 
-/// It is registered at once.
+/// The kubelet registers the plugin at once.
 #[tokio::test]
 async fn k02_a_plugin_serves_before_it_registers() {
     let dir = tempdir().expect("a temporary directory");
@@ -80,7 +80,7 @@ async fn k02_a_plugin_serves_before_it_registers() {
     assert_eq!(plugin_files(dir.path()), [""; 0]);
 }
 
-/// The refusal is shown in the kubelet's words.
+/// The status shows the refusal in the kubelet's words.
 #[tokio::test]
 async fn k01_a_refused_registration_is_tried_for_ever() {
     let dir = tempdir().expect("a temporary directory");
@@ -105,7 +105,7 @@ async fn k01_a_refused_registration_is_tried_for_ever() {
     running.stop().await;
 }
 
-/// It takes the registration.
+/// The kubelet accepts the registration.
 #[tokio::test]
 async fn k03_a_kubelet_that_never_listens_is_asked_again() {
     assert_eq!(PluginTiming::default().first_stream, Duration::from_secs(5));
@@ -194,7 +194,7 @@ async fn a_plugin_whose_socket_is_removed_listens_and_registers_again() {
     running.stop().await;
 }
 
-/// It has that name after each registration, and replaces what was left behind.
+/// The socket has this name after each registration and replaces a socket that was left behind.
 #[tokio::test]
 async fn a_fixed_socket_keeps_its_name() {
     let dir = tempdir().expect("a temporary directory");
@@ -363,7 +363,7 @@ async fn k28_a_stop_lets_short_calls_finish() {
     assert_eq!(plugin_files(dir.path()), [""; 0]);
 }
 
-/// It cuts silent connections.
+/// The stop also closes connections on which the client sends nothing.
 #[tokio::test]
 async fn k28_a_stop_ends_long_calls_with_a_sentence() {
     let (dir, kubelet, running) = registered_with(no_starts()).await;
@@ -403,7 +403,7 @@ async fn a_too_long_socket_path_is_clearly_refused() {
     assert!(error.to_string().contains("at most 107"), "{error}");
 }
 
-/// It comes back when its socket is removed.
+/// The plugin creates its socket again when the socket is removed.
 #[tokio::test]
 async fn an_unregistered_plugin_serves_without_a_kubelet() {
     let dir = tempdir().expect("a temporary directory");

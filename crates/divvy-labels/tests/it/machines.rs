@@ -228,7 +228,7 @@ fn a_node_feature_names_its_node() {
     assert_eq!(object["spec"]["labels"]["nvidia.com/gpu.count"], "1");
 }
 
-/// An empty one is empty.
+/// An empty machine type stays empty.
 #[test]
 fn an_unreadable_machine_type_is_unknown() {
     for (machine_type, expected) in [(None, "unknown"), (Some(""), ""), (Some(" \n"), ""), (Some("A B\n"), "A-B")] {

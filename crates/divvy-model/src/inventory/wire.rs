@@ -442,7 +442,7 @@ mod tests {
         }
     }
 
-    /// What is no id is read as none.
+    /// A text that is not a valid id is read as no id.
     #[test]
     fn a_test_runs_id_is_read_as_written() {
         let mut inventory = worst();
@@ -459,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Nothing is left out without need.
+    /// No reason is left out while the inventory is short enough.
     #[test]
     fn the_longest_reasons_are_left_out_first() {
         let mut few = worst();

@@ -433,7 +433,7 @@ fn a_duration_in_the_file_is_text_or_nanoseconds() {
     assert!(load(&[], &[], "flags: {gfd: {sleepInterval: soon}}").is_err());
 }
 
-/// It forbids more than one device, unless it is told otherwise.
+/// MPS forbids requests for more than one device unless the configuration allows them.
 #[test]
 fn mps_wins_over_time_slicing() {
     let both = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 3}]}}";
@@ -454,7 +454,7 @@ fn mps_wins_over_time_slicing() {
     assert!(!slices.fail_requests_greater_than_one);
 }
 
-/// It does not need the root on the host.
+/// The MPS control daemon does not need the host's root directory.
 #[test]
 fn the_mps_control_daemon_refuses_mig_mixed() {
     let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";

@@ -122,7 +122,7 @@ fn t8_variables_switch_on_other_devices_in_any_strategy() {
     }
 }
 
-/// They are listed below the device root.
+/// The host paths of the device nodes are below the device root.
 #[test]
 fn t9_device_nodes_come_after_existing_control_nodes() {
     let mut config = config();

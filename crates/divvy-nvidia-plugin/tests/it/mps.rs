@@ -52,7 +52,7 @@ fn a_replicas_memory_and_threads_are_rounded_down() {
     }
 }
 
-/// Its only limit is the one that limits nothing.
+/// The only limit of the daemon is 100 percent of the threads, which limits nothing.
 #[test]
 fn the_shares_daemon_has_gpus_mps_can_serve() {
     let mut machine = machine(4);
@@ -274,7 +274,7 @@ fn a_dead_daemon_restarts_after_growing_pauses() {
     assert_eq!(life.next(dead), DaemonStep::Start(30_000));
 }
 
-/// A long one does not.
+/// During a long restart, the devices become unhealthy.
 #[test]
 fn a_daemons_short_restart_leaves_devices_healthy() {
     let absent = || Some("no answer".to_owned());
@@ -409,7 +409,7 @@ fn a_name_that_is_no_resource_name_has_no_directory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Each of them gets something.
+    /// Each replica gets a part of the GPU.
     #[test]
     fn replicas_together_get_at_most_the_gpu(
         memory in proptest::collection::vec(prop_oneof![Just(0u64), 1..100u64, Just(40960), any::<u64>()], 1..9),

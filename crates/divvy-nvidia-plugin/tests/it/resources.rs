@@ -36,7 +36,7 @@ fn a_lost_gpu_is_unhealthy_and_the_others_are_served() {
     assert_eq!(ids(&resource)[1], "GPU-unreadable-1");
 }
 
-/// All of them share the health of the GPU.
+/// All devices of a GPU share its health.
 #[test]
 fn t16_each_gpu_has_one_device_per_replica() {
     let mut machine = machine(2);
@@ -115,7 +115,7 @@ fn gpus_get_names_by_their_models_and_the_first_pattern_wins() {
     assert!(warning.contains("GPU 1 (\"Tesla T4\")"), "{warning}");
 }
 
-/// Elsewhere, they are left out with a warning.
+/// If their resource is unknown, they are left out with a warning.
 #[test]
 fn unreadable_gpus_of_a_known_resource_are_unhealthy() {
     let mut machine = machine(3);
@@ -138,7 +138,7 @@ fn unreadable_gpus_of_a_known_resource_are_unhealthy() {
     assert!(warnings[0].starts_with("GPU 1 cannot be read"), "{warnings:?}");
 }
 
-/// The others are shared.
+/// The other devices are shared.
 #[test]
 fn a_missing_device_to_share_is_reported() {
     let complete = machine(3);

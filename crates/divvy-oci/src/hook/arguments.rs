@@ -336,7 +336,7 @@ mod tests {
         assert!(HookCall::parse(&[]).is_err());
     }
 
-    /// They have no orders to a terminal.
+    /// The messages contain no control sequences for a terminal.
     #[test]
     fn messages_about_a_specs_words_have_one_line() {
         for line in [

@@ -188,7 +188,7 @@ fn a_file_of_a_persons_own_keeps_all_that_is_not_set() {
     assert!(OciRuntimeSettings::parse(&whole).is_ok());
 }
 
-/// This holds where the last line had no end, too.
+/// This also holds if the last line of the file has no line break.
 #[test]
 fn a_repeated_edit_changes_nothing() {
     for before in [

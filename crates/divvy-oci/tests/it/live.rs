@@ -87,7 +87,7 @@ fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
 }
 
 /// NVIDIA's tool does not offer such a GPU either, because CUDA cannot use it.
-/// A message says so.
+/// A message says that such a GPU is left out.
 #[test]
 fn undivided_gpus_in_mig_mode_are_left_out() {
     let gpu = |index: u32, mig: Value| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "mig": mig});
@@ -106,7 +106,7 @@ fn under_wsl_there_is_one_device() {
     assert_eq!(names, [format!("{KIND}=all")]);
 }
 
-/// What is no snapshot is refused in words, too.
+/// Input that is not a snapshot is refused in words, too.
 #[test]
 fn machines_without_a_driver_are_refused_in_words() {
     let fine = snapshot(&json!([{"uuid": "GPU-a", "index": 0, "minor": 0}]));

@@ -28,7 +28,7 @@ fn edits(spec: &Spec) -> Vec<&Edits> {
     spec.all_edits().map(|(_, edits)| edits).collect()
 }
 
-/// Our hook leaves nothing unsaid, such as its environment or its timeout.
+/// Our hook states everything, including its environment and its timeout.
 #[test]
 fn rule_2_a_spec_has_no_hook_or_only_ours() {
     for spec in specs(None) {
@@ -65,7 +65,7 @@ fn rule_2_a_spec_has_no_hook_or_only_ours() {
     }
 }
 
-/// They are refused before anything is looked at.
+/// Such a name is refused before the program looks at anything else.
 #[test]
 fn rule_6_names_like_paths_or_flags_are_refused() {
     let long = "a".repeat(5000);

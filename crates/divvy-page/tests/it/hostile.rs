@@ -225,7 +225,7 @@ fn all_pages(scene: &ClusterScene, text: &str) -> Vec<String> {
     addresses.iter().map(open).collect()
 }
 
-/// The same holds for the lists of attributes.
+/// The lists of attributes have nothing unused either.
 #[test]
 fn the_lists_of_elements_have_nothing_unused() {
     let mut pages = Vec::new();

@@ -170,7 +170,7 @@ fn parts_of_a_divided_gpu_are_cells_of_one_bar() {
     assert_eq!(cells, [1, 1, 3, 7]);
 }
 
-/// It is in the text of the bar, too.
+/// The text of the bar also shows the usage of each MIG part.
 #[test]
 fn each_mig_parts_usage_is_in_the_table() {
     let mut scene = small();

@@ -46,7 +46,7 @@ pub(crate) fn unnamed(name: &str, gpus: u64) -> Pod {
     }
 }
 
-/// With a share it is not free as a whole, and taken as a whole it has no share left.
+/// A GPU with a share cannot be taken as a whole, and a GPU taken as a whole has no share left.
 #[test]
 fn a_gpu_is_either_shared_or_wholly_taken() {
     let share = divvy_pod("share", "n", 0, 1);

@@ -54,7 +54,7 @@ fn used(ledger: &Ledger) -> Vec<u32> {
         .collect()
 }
 
-/// Pods without such a share do not count.
+/// Pods without a share of the compute time do not count.
 #[test]
 fn a_gpus_compute_shares_never_exceed_100_percent() {
     let mut ledger = ledger(2);
@@ -135,7 +135,7 @@ fn on_gpu_0(ledger: &mut Ledger, name: &str, units: u64, cores: u32, priority: i
     ledger.apply_pod(pod);
 }
 
-/// No pod goes in vain.
+/// No pod is evicted if its eviction does not help.
 #[test]
 fn victims_free_compute_time_and_memory() {
     let check = |pods: &[(&str, u64, u32)], (units, cores): (u64, u32), expected: &[&str]| {
@@ -175,7 +175,7 @@ fn victims_free_compute_time_and_memory() {
     check(&[("large", 12, 0), ("busy", 2, 60), ("calm", 2, 0)], (8, 20), &["large"]);
 }
 
-/// It is kept for a pod that is being bound, too.
+/// Compute time is also kept for a pod that is being bound.
 #[test]
 fn compute_time_is_kept_for_nominated_pods() {
     let mut nominating = ledger(1);
@@ -211,7 +211,7 @@ fn compute_time_is_kept_for_nominated_pods() {
 
 proptest! {
     /// The share of a pod that goes is free again, and whatever fits is what a recount from the pods says.
-    /// Room is never denied, whatever comes and goes.
+    /// Room is never denied to a pod that fits, no matter which pods come and go.
     #[test]
     fn no_gpu_ever_has_more_than_100_percent(
         steps in proptest::collection::vec((0..12_u8, 0..5_u64, prop_oneof![Just(0), 1..=100_u32], 1..=2_u32), 1..60)

@@ -110,7 +110,7 @@ fn each_gpu_counts_by_its_own_size() {
     assert_eq!(free(&ledger, "mixed"), [40, 0, 14]);
 }
 
-/// The GPUs next to it are used to the last unit.
+/// The other GPUs of the node are used to the last unit.
 #[test]
 fn a_failed_gpu_is_not_offered() {
     // Case 8, with the health from the inventory.
@@ -450,7 +450,7 @@ fn a_pod_holds_what_it_asks_for_though_its_annotations_say_less() {
     assert_eq!(free(&ledger), [10, 10]);
 }
 
-/// It does not mean the card that the present one replaced.
+/// The index does not mean the earlier card that the present one replaced.
 #[test]
 fn an_index_means_the_present_card() {
     let mut node = divvy_node("n1", &[16, 8]);

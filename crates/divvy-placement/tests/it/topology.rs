@@ -145,7 +145,7 @@ fn there_is_no_answer_where_there_are_not_as_many() {
     none(0..8, &[1, 2, 3], 2);
 }
 
-/// It is worth nothing where nothing is known.
+/// A pair of GPUs is worth nothing if neither GPU says anything about it.
 #[test]
 fn a_pair_is_worth_what_either_gpu_says() {
     let topology = topology(
@@ -162,7 +162,7 @@ fn a_pair_is_worth_what_either_gpu_says() {
     assert_eq!(topology.worth(&[2, 0, 1]), 430);
 }
 
-/// The one with the least left is taken if as much can be made of the others.
+/// Of equal sets, the one with the least memory left wins if the other GPUs can still form sets of the same worth.
 #[test]
 fn equal_sets_are_ranked_by_the_memory_left() {
     let mut four = candidates(0..4, &[]);
@@ -181,7 +181,7 @@ fn equal_sets_are_ranked_by_the_memory_left() {
     assert_eq!(path.choose(&four, 2), Some(vec![0, 1]));
 }
 
-/// There are more GPUs than can be searched through.
+/// The machine has too many GPUs for a search through all sets.
 #[test]
 fn well_connected_sets_need_no_full_search() {
     let groups: Vec<_> = (0..32)
@@ -261,7 +261,7 @@ proptest! {
         prop_assert_eq!(topology.choose(&candidates, count), chosen);
     }
 
-    /// Those that the request must have are among them.
+    /// The chosen GPUs include those that the request must have.
     #[test]
     fn a_large_machine_gives_all_gpus_asked_for(
         count in 1_usize..16,

@@ -41,7 +41,7 @@ fn share(name: &str, units: u64, annotations: &[(&str, &str)]) -> Pod {
     pod
 }
 
-/// If it names none, it gets shares of NVIDIA's GPUs.
+/// A pod that names no vendor gets shares of NVIDIA's GPUs.
 #[test]
 fn a_pod_gets_shares_of_its_named_vendor() {
     let nodes = [
@@ -106,7 +106,7 @@ fn a_pod_gets_shares_of_its_named_vendor() {
     );
 }
 
-/// A pod that wants its compute time limited finds no node.
+/// A pod that requires a limit on its compute time finds no node.
 #[test]
 fn another_vendors_share_has_memory_only() {
     let nodes = [("amd", [0, 1, 0]), ("intel", [0, 0, 1])].map(|(name, gpus)| {

@@ -73,7 +73,7 @@ fn nobody_goes_in_vain() {
     check(&pods, 12, &["b"], Some(&["b"]));
 }
 
-/// Then the fewest pods go, and then those with the least memory.
+/// At equal priority, the choice with the fewest pods wins, and then the one with the least memory.
 #[test]
 fn the_lowest_priority_goes_first() {
     let pods = [("a", 0, 16, 5), ("b", 1, 8, 1), ("c", 1, 8, 3)];

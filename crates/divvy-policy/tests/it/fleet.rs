@@ -306,7 +306,7 @@ fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
     chosen
 }
 
-/// The policy divvy fills one GPU first.
+/// The policy named divvy fills one GPU first.
 #[test]
 fn spread_uses_every_gpu_before_it_shares_one() {
     let nodes = [node(0, 0), node(1, 0)];
@@ -387,7 +387,7 @@ fn a_nodes_ever_new_gpus_make_nothing_grow() {
     assert_eq!(best_on(&mut fleet, &ledger, "good"), Some(0));
 }
 
-/// The policy chooses them when another kind is gone.
+/// The policy chooses such a kind once another kind is gone.
 #[test]
 fn the_ledger_chooses_gpu_kinds_beyond_the_limit() {
     let mut ledger = Ledger::new(GIB);

@@ -79,7 +79,7 @@ fn the_best_connected_gpus_with_room_are_chosen() {
     assert_eq!(chosen(&ledger(&[failed], &[]), "n", &two(3)), Ok(vec![1, 3]));
 }
 
-/// What is preferred comes before both.
+/// GPUs that are preferred come before both.
 #[test]
 fn one_product_comes_before_the_best_connections() {
     let mut node = linked("n");

@@ -164,7 +164,7 @@ fn what_gone_pods_containers_hold_is_kept() {
     assert_eq!(gpu_for(&ledger, &replacement), Some(1));
 }
 
-/// A second preemptor does not count on the GPU of the first.
+/// The second preemptor does not count on the GPU that is kept for the first.
 #[test]
 fn two_nominated_pods_are_kept_different_gpus() {
     let pods = [nominated("one", 12, 1000), nominated("two", 12, 1000)];
@@ -258,7 +258,7 @@ fn ledger_without_rest() -> Ledger {
     ledger(&[nominated("high", 12, 1000)])
 }
 
-/// The same holds if it asks for nothing.
+/// A nominated pod that requests nothing keeps nothing either.
 #[test]
 fn a_nominated_pod_that_fits_nowhere_keeps_nothing() {
     let mut failed = divvy_node("n1", &[16, 16]);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 const MOST: u64 = 2 * 1024 * 1024;
 
-/// They have two mebibytes at most.
+/// Each program has a size of at most 2 MiB.
 #[test]
 fn rule_10_the_programs_have_no_interpreter() {
     if !divvy_skip::program("readelf", "binutils") {

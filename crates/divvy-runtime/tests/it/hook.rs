@@ -70,7 +70,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The program gets no variable of dockerd's.
+/// NVIDIA's program gets none of dockerd's environment variables.
 #[test]
 fn dockers_request_calls_nvidias_program() {
     for name in NAMES {
@@ -108,7 +108,7 @@ fn dockers_request_calls_nvidias_program() {
     }
 }
 
-/// The hook is called for the image, but what the image says does not count.
+/// The hook is called for each container, but the devices that an image requests do not count.
 #[test]
 fn a_directorys_hook_gives_an_image_no_gpu() {
     // CRI-O and podman call every hook in a hooks directory for every container.

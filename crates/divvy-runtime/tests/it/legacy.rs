@@ -18,7 +18,7 @@ fn bed(config: &str) -> Bed {
     bed
 }
 
-/// It calls the program with its words.
+/// Our hook calls NVIDIA's program with the arguments of that program.
 #[test]
 fn case_26_c_our_prestart_hook_calls_nvidias_program() {
     let mut config: Value = serde_json::from_str(&asking("0,1")).expect("JSON");
@@ -77,7 +77,7 @@ fn without_nvidias_program_it_says_where_it_was_looked_for() {
     );
 }
 
-/// A hook of ours puts it in front.
+/// One of our hooks puts the image's libcuda first.
 #[test]
 fn case_26_f_the_mode_hook_prefers_the_images_libcuda() {
     let bed = bed(&asking("0"));

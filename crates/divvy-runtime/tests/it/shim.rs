@@ -51,7 +51,7 @@ fn case_18_a_a_container_without_gpus_stays_byte_identical() {
     }
 }
 
-/// Its file keeps mode and owner.
+/// The container's configuration file keeps its mode and owner.
 #[test]
 fn case_21_b_a_container_gets_its_requested_gpu() {
     for device in ["0", "0,0", " 0 ,", "all", "nvidia.com/gpu=0"] {
@@ -123,7 +123,7 @@ fn case_19_an_obstacle_is_told_and_logged() {
     );
 }
 
-/// The container starts.
+/// The container starts despite the warning.
 #[test]
 fn case_22_c_an_ignored_request_is_a_logged_warning() {
     let bed = Bed::new(&asking("all"));
@@ -177,7 +177,7 @@ fn a_failed_start_says_what_to_do() {
     );
 }
 
-/// A directory that is not there has no specs.
+/// A missing directory has no specs.
 #[test]
 fn an_unreadable_spec_directory_is_an_error() {
     let bed = Bed::new(&asking("0"));
@@ -250,7 +250,7 @@ fn case_44_d_mode_cdi_starts_no_unrunnable_image() {
     }
 }
 
-/// The log is in nobody's way.
+/// A log that cannot be written does not stop the container.
 #[test]
 fn case_27_b_its_own_log_tells_what_was_done() {
     let bed = Bed::new(&asking("0"));

@@ -500,7 +500,7 @@ async fn unknown_callers_do_not_crowd_out_known_ones() {
     answer(&mut known).await;
 }
 
-/// It closes all other connections.
+/// The server closes all other connections.
 #[tokio::test]
 async fn a_stopping_server_answers_requests_in_progress() {
     let mut server = start(limits()).await;

@@ -304,7 +304,7 @@ proptest! {
 
 /// Launches before the first measurement, and launches that are still queued at one, must not distort the account for long. The pod with the largest rate would
 /// lose the most.
-/// The kernels are long, and the queues are full.
+/// The other pods run long kernels and keep their queues full.
 #[test]
 fn others_kernels_cost_no_pod_its_rate() {
     let cases = [

@@ -209,7 +209,7 @@ fn call() -> impl Strategy<Value = Call> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The numbers are right at rest.
+    /// The counted numbers are right once all processes are at rest.
     #[test]
     fn the_driver_gives_no_more_than_allowed(
         calls in prop::collection::vec(prop::collection::vec(call(), 1..5), PROCESSES),

@@ -52,7 +52,7 @@ fn limits_are_read_as_they_were_written() {
     }
 }
 
-/// They are those before or after, at whatever byte the writer was killed.
+/// The limits are the old or the new ones, no matter at which byte the writer was killed.
 #[test]
 fn a_killed_writer_leaves_whole_limits() {
     let (old, new) = (limits_of(1 << 30), limits_of(5 << 30));
@@ -212,7 +212,7 @@ fn refused_bytes_and_waits_are_absent_until_counted() {
     }
 }
 
-/// No request counts for more than a GPU can have.
+/// A single request never counts for more memory than a GPU can have.
 #[test]
 fn counts_of_all_guards_add_up() {
     let usage = UsageFile::default();

@@ -81,7 +81,7 @@ fn an_order_of_another_trace_is_refused() {
     }
 }
 
-/// Models of GPUs are kept to.
+/// A pod that requests a GPU model is placed only on that model.
 #[test]
 fn every_pod_is_placed_or_counted_as_failed() {
     let trace = Trace::read(NODES.as_bytes(), PODS.as_bytes()).expect("a trace");

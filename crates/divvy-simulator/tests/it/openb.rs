@@ -51,7 +51,7 @@ fn line(list: &str, policy: &str, seed: &str, trace: &Trace, order: &Order) -> S
     )
 }
 
-/// They match to the last pod.
+/// The results match down to the last pod.
 #[test]
 fn fgd_best_fit_and_packing_match_published_ones() {
     let Some(directory) = directory() else { return };
@@ -142,7 +142,7 @@ fn means(directory: &Path, list: &str, policy: Policy) -> [f64; 3] {
     sums.map(|sum| sum / seeds.len() as f64)
 }
 
-/// It is where it is meant to be.
+/// The policy also reaches the expected minimum on every list.
 #[test]
 fn the_default_policy_beats_fgd_on_every_list() {
     let Some(directory) = directory() else { return };
@@ -161,7 +161,7 @@ fn the_default_policy_beats_fgd_on_every_list() {
     }
 }
 
-/// It uses no less than the others, and loses no large pod at 90 percent.
+/// The policy uses no less than the others, and at a load of 90 percent it loses no large pod.
 #[test]
 fn the_default_policy_keeps_up_when_pods_end() {
     let Some(directory) = directory() else { return };

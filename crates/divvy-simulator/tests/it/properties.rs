@@ -97,7 +97,7 @@ proptest! {
         }
     }
 
-    /// It stops before it asks for too much.
+    /// The order stops before the pods request more than the given percentage of the capacity.
     #[test]
     fn a_shuffled_order_has_each_pod_once_first(
         nodes in prop::collection::vec(node(), 1..12),
@@ -132,7 +132,7 @@ fn the_order_of_a_seed_stays_what_it_is() {
     assert_eq!(order.ranks, [2, 1, 5, 4, 6, 0, 3]);
 }
 
-/// A policy that has learnt nothing still places pods.
+/// A policy that has learned nothing still places pods.
 #[test]
 fn the_hardware_order_groups_alike_nodes() {
     let nodes: Vec<_> = (0..8).map(|row| (8000, 2, row % 2)).collect();

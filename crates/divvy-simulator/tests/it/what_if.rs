@@ -100,7 +100,7 @@ fn waiting_pods_fit_when_all_are_placed_anew() {
     assert_eq!((outcome.replayed, outcome.moved, outcome.then.used), (3, 1, MiB(32_768)));
 }
 
-/// Another node helps.
+/// An additional node makes room.
 #[test]
 fn staying_pods_leave_the_room_scattered() {
     let keep = SimulatedChange {
@@ -130,7 +130,7 @@ fn staying_pods_leave_the_room_scattered() {
     assert_eq!(error, "there is no node n9 to copy; nodes with GPUs are n1, n2");
 }
 
-/// Otherwise, pods ask for the same memory.
+/// Apart from the rounding, pods request the same memory in every unit.
 #[test]
 fn other_units_round_requests_up_and_gpus_down() {
     // 15.9 GiB are 15 units of 1 GiB, 63 of 256 MiB, or 3 of 4 GiB.
@@ -215,7 +215,7 @@ fn gpus_of_different_products_on_one_node_share_its_cpu() {
     assert_eq!(fits(&outcome), (vec!["a"], vec!["b"], vec![]));
 }
 
-/// So do pods that are leaving.
+/// Pods that are being deleted also stay and keep their memory.
 #[test]
 fn pods_on_cordoned_nodes_stay_and_keep_memory() {
     let mut cluster = scattered();
@@ -240,7 +240,7 @@ fn a_cluster_without_gpu_memory_is_refused_with_what_to_look_at() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Every pod is told once, and the order of the lists does not matter.
+    /// Every pod is reported once, and the order of the lists does not matter.
     #[test]
     fn no_memory_is_promised_twice(
         nodes in prop::collection::vec((1..4_usize, 0..2_usize, any::<bool>()), 1..6),

@@ -176,7 +176,7 @@ fn owned(pid: u32, pod: Option<(&str, &str)>, containers: &[&str]) -> SmiProcess
     }
 }
 
-/// Those without a record are listed by UID.
+/// Pods without a record are listed by UID.
 #[test]
 fn pods_are_listed_below_the_processes() {
     let long = "a".repeat(60);

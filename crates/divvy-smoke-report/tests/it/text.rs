@@ -4,7 +4,7 @@ use divvy_smoke_report::{SmokeOutcome, SmokeReport, SmokeStep, StepId};
 
 use crate::{failed, passed, report};
 
-/// A finding has its three lines.
+/// A finding has three lines.
 #[test]
 fn a_report_has_a_line_for_each_step() {
     let warned = SmokeStep::warn(StepId::S06, "H2D 2 GB/s", "it is slow", "reseat the card");

@@ -77,7 +77,7 @@ proptest! {
         }
     }
 
-    /// Its test never stays open, whatever happens.
+    /// The test of a GPU never stays open, no matter what happens.
     #[test]
     fn only_a_passed_gpu_returns_to_service(
         out in some(), wrong_ones in some(), refused in some(), unclear in some(), unscheduled in some(), endless in some(), unmarkable in some(),

@@ -162,7 +162,7 @@ fn another_mig_device_is_the_configurations_fault() {
     );
 }
 
-/// A pod that finds one late is not explained.
+/// A pod that finds a node late is not explained.
 #[test]
 fn only_a_pod_without_a_node_is_explained() {
     let mut run = SmokeRun::new(&planned(2), LIMITS);
@@ -213,7 +213,7 @@ fn a_pod_that_is_created_after_ctrl_c_is_deleted_at_once() {
     assert!(run.is_over());
 }
 
-/// A pull that succeeds does not end it.
+/// A pull that succeeds in the end does not end the try.
 #[test]
 fn only_a_missing_image_ends_a_try() {
     let stuck = TestPodState::Starting(Some("ErrImagePull: no such host".to_owned()));
@@ -329,7 +329,7 @@ fn reporting(is_out: bool) -> SmokeRun {
     run
 }
 
-/// It comes back into service only if all that matters passed.
+/// The GPU returns to service only if all steps that matter passed.
 #[test]
 fn only_its_own_failure_takes_a_gpu_out() {
     let before = || Some(Mark::Failed("S03 memory: wrong".to_owned()));

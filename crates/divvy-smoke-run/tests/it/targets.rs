@@ -105,7 +105,7 @@ fn each_gpu_is_tried_or_there_is_a_reason() {
     assert_eq!(first.hostname, "host-n1");
 }
 
-/// A test must have taken it out.
+/// The GPU is retried only if a test took it out of service.
 #[test]
 fn only_report_retries_a_gpu_out_of_service() {
     let out = |index: u32, reason: &str| Gpu {

@@ -568,7 +568,7 @@ mod tests {
         }
     }
 
-    /// A GPU that is not listed at all is skipped.
+    /// A GPU that was never listed is skipped.
     #[test]
     fn a_gpu_that_is_listed_no_longer_fails() {
         let step = judged(HEALTHY, Some(HEALTHY), &[], "GPU-2");

@@ -63,7 +63,7 @@ fn the_guard_holds_one_process_and_two_to_the_share() {
     }
 }
 
-/// It is smaller than a context.
+/// The share is smaller than a context.
 #[test]
 fn a_too_small_share_says_what_to_request() {
     let report = guarded(2 * MIB).report("S02", &[]);

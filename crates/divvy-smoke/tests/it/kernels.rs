@@ -5,7 +5,7 @@ use divvy_smoke::driver::{KernelArgument, ModuleText, agrees};
 const U32: KernelArgument = KernelArgument::U32(0);
 const U64: KernelArgument = KernelArgument::U64(0);
 
-/// It suits the oldest possible driver, too.
+/// Each text also suits the oldest possible driver.
 #[test]
 fn each_ptx_text_suits_the_oldest_possible_gpu() {
     for (text, head) in [

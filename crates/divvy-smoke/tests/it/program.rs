@@ -43,7 +43,7 @@ fn every_step_passes_with_the_real_kernels() {
     }
 }
 
-/// It takes no more than half of the GPU.
+/// A run takes at most half of the GPU's memory.
 #[test]
 fn a_run_leaves_nothing_on_the_gpu() {
     let rig = Rig::new(12);
@@ -80,7 +80,7 @@ fn one_or_two_processes_fill_exactly_the_share() {
     }
 }
 
-/// It is less where the driver refuses that much.
+/// Less memory is tested if the driver refuses to allocate that much.
 #[test]
 fn all_free_memory_is_tested_on_request() {
     let rig = Rig::new(36);
@@ -290,7 +290,7 @@ fn older_functions_take_the_place_of_newer_ones() {
     assert_eq!(rig.report("S02", &[]).result, SmokeOutcome::Pass);
 }
 
-/// A too old one says why not.
+/// If the driver is too old, a message says why the kernels do not run.
 #[test]
 fn an_old_driver_runs_the_kernels() {
     let rig = Rig::new(12);
@@ -321,7 +321,7 @@ fn an_old_driver_runs_the_kernels() {
     }
 }
 
-/// A GPU that was given must be there.
+/// If a GPU was given, its absence is a failure.
 #[test]
 fn without_a_gpu_nothing_is_tried() {
     let rig = Rig::new(12);

@@ -69,7 +69,7 @@ fn child(ended: Option<Option<String>>, can_be_killed: bool) -> Described {
     }
 }
 
-/// It is reported even if it cannot be killed.
+/// A child that cannot be killed is reported, too.
 #[test]
 fn a_hanging_child_is_killed_and_reported() {
     for can_be_killed in [true, false] {
@@ -97,7 +97,7 @@ fn a_hanging_child_is_killed_and_reported() {
     }
 }
 
-/// The call must be in a step that tests the GPU.
+/// The hanging call must be a call of the driver, in a step that tests the GPU.
 #[test]
 fn only_a_hanging_driver_call_blames_the_gpu() {
     for (call, at_fault) in [
@@ -134,7 +134,7 @@ fn a_child_that_crashes_fails_the_step_that_it_was_in() {
     }
 }
 
-/// It crashes or hangs after its last step.
+/// The child crashes or hangs after its last step.
 #[test]
 fn a_child_that_crashes_late_has_not_passed() {
     let all = [StepId::S01, StepId::S02, StepId::S03];

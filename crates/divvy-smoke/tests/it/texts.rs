@@ -56,7 +56,7 @@ fn vector_add_prints_the_samples_six_lines_byte_for_byte() {
     assert_eq!(ran.lines.join("\n") + "\n", SAMPLE);
 }
 
-/// It says what the sample says.
+/// The program prints the same text as the CUDA sample.
 #[test]
 fn vector_add_never_prints_passed_after_an_error() {
     let calls = sample().run().calls;

@@ -2,7 +2,7 @@
 
 use crate::rig::{Rig, UUID};
 
-/// It is a failure if it hides the GPU.
+/// The entry is a failure if it hides the GPU.
 #[test]
 fn a_wrong_visible_devices_entry_is_a_warning() {
     let rig = Rig::new(12);

@@ -367,7 +367,7 @@ fn sorted_by_age_the_oldest_pod_comes_first_with_its_age() {
     assert!(rows[0].ends_with("3 d") || rows[0].contains(" 3 d "), "{rows:?}");
 }
 
-/// A line says why.
+/// A line gives the reason for the dashes.
 #[test]
 fn without_agent_rights_used_columns_are_dashes() {
     let notice = "USED and BUSY need the right to get pods/proxy in the namespace divvy-system";

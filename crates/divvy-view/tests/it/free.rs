@@ -232,7 +232,7 @@ proptest! {
         }
     }
 
-    /// This does not hold for a GPU that is overbooked.
+    /// The sum is not the total for a GPU that is overbooked.
     #[test]
     fn allocated_held_and_free_memory_make_the_total((node, unit) in any_node(), pods in any_pods()) {
         let (shown, ledger) = both(&node, unit, &pods);

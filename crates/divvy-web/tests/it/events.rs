@@ -260,7 +260,7 @@ async fn the_nodes_of_a_stream_are_wanted_while_it_is_open() {
     assert!(site.hub.wanted().is_empty());
 }
 
-/// It is watched for a minute, or while a stream follows it.
+/// The page is watched for a minute, or while a stream follows it.
 #[tokio::test(start_paused = true)]
 async fn a_page_without_nodes_is_watched_too() {
     let site = Site::new();

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 use crate::site::{HOST, Site, scene};
 
-/// It loses its connection, too.
+/// The reader loses its connection, too.
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_takes_nothing_loses_its_place() {
     let site = Site::new();

@@ -176,7 +176,7 @@ impl Cluster {
     }
 }
 
-/// The user gets the whole answer otherwise.
+/// Apart from these names, the user gets the whole answer.
 #[tokio::test]
 async fn a_namespaces_user_sees_no_names_of_foreign_pods() {
     let cluster = cluster().await;

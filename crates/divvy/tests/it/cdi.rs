@@ -111,7 +111,7 @@ fn minimal_hooks_are_one_and_need_the_program() {
     }
 }
 
-/// The probe tells the GPUs.
+/// The probe reports which GPUs the machine has.
 #[test]
 fn a_changed_driver_makes_the_spec_stale() {
     let programs = programs();

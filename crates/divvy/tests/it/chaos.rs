@@ -26,7 +26,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
 }
 
-/// At quiet, everything that fits runs.
+/// Once the cluster is quiet, every pod that fits runs.
 #[test]
 fn invariants_hold_whatever_crashes_repeats_or_comes_late() {
     let only = number("DIVVY_CHAOS_SEED");

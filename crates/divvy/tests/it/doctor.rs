@@ -127,7 +127,7 @@ async fn serve(directory: &Path, pods: Vec<Value>, forbidden: &'static [&'static
     cli::serve(directory, answer).await
 }
 
-/// The text says how to see the right.
+/// The message says which rights the user lacks, and how to see them.
 #[tokio::test]
 async fn who_may_list_nothing_is_told_what_was_refused() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -155,7 +155,7 @@ async fn who_may_list_nothing_is_told_what_was_refused() {
     );
 }
 
-/// The rest is looked at.
+/// The doctor still checks everything that may be read.
 #[tokio::test]
 async fn what_may_not_be_read_makes_the_status_2() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -184,7 +184,7 @@ async fn what_may_not_be_read_makes_the_status_2() {
     assert_eq!((&of("K16")["status"], &of("K16")["skipped"]), (&json!("PASS"), &Value::Null));
 }
 
-/// The text says how to see the right.
+/// The message says which rights the user lacks, and how to see them.
 #[tokio::test]
 async fn who_may_not_ask_the_extender_is_told_so() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -152,7 +152,7 @@ fn all_look_at(root: &Path, what: &str) {
     }
 }
 
-/// Pipes and endless files are in place of all that is read.
+/// Each file that a command reads is replaced with a pipe or an endless file.
 #[test]
 fn pipes_and_endless_files_delay_no_command() {
     for (what, put) in [("pipes", fifo as fn(&Path)), ("endless files", sparse)] {
@@ -309,7 +309,7 @@ fn a_pipe_or_device_among_specs_is_refused() {
     assert!(stdout(&judged).contains("large.json: error") && stdout(&judged).contains("more than 4194304 bytes"));
 }
 
-/// A pipe of a shell is read.
+/// A pipe that the shell provides is read.
 #[test]
 fn a_pipe_that_is_named_for_a_file_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -345,7 +345,7 @@ fn a_pipe_that_is_named_for_a_file_is_refused() {
     assert_eq!(stdout(&shell), "disable-require = true\n", "{}", stderr(&shell));
 }
 
-/// The spec is not cut.
+/// The spec is not cut off.
 #[test]
 fn a_spec_too_long_for_standard_input_is_refused() {
     let mut text = "cdiVersion: 0.5.0\nkind: a.com/b\ndevices:\n- name: \"0\"\n  containerEdits: {env: [A=b]}\n".to_owned();
@@ -403,7 +403,7 @@ fn an_extender_that_accepts_and_never_answers_is_a_finding() {
 }
 
 /// A kubeconfig can be a pipe, and its credentials can come from a program.
-/// The cluster cannot be asked in time.
+/// The cluster does not answer in time.
 #[test]
 fn a_hanging_cluster_is_said_with_every_check() {
     let directory = tempfile::tempdir().expect("a directory");

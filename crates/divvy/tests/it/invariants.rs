@@ -287,7 +287,7 @@ async fn invariant_4_memory_is_held_until_the_last_container_ends() {
     bed.end().await;
 }
 
-/// The other GPUs go on, and it comes back automatically.
+/// The other GPUs continue, and the failed GPU comes back automatically.
 #[tokio::test]
 async fn invariant_5_a_failed_gpu_is_not_offered_until_it_recovers() {
     let sizes = [4, 4, 6];
@@ -480,7 +480,7 @@ async fn invariant_7_an_environment_variable_gets_a_pod_no_other_gpu() {
 
 /// Divvy cannot prevent all misuse (such as a privileged pod, or a program that uses more memory than requested), but reports it
 /// in an event of the pod.
-/// The same holds for a process where no GPU was granted.
+/// A process on a GPU that its pod was not granted has an event, too.
 #[tokio::test]
 async fn a_process_beyond_its_grant_has_an_event() {
     let mut bed = Bed::new(&[&[8, 8]]).await;

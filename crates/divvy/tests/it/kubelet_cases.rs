@@ -60,7 +60,7 @@ async fn k09_a_restarted_container_has_the_same_ids_gpu_and_limits() {
     bed.end().await;
 }
 
-/// Containers restart also before the plugin is back.
+/// Containers also restart before the plugin is back.
 #[tokio::test]
 async fn k10_after_a_kubelet_restart_containers_need_no_plugin() {
     let mut bed = Bed::new(&[&[4, 4]]).await;

@@ -118,7 +118,7 @@ async fn why_asks_for_the_agent_of_a_node_that_offers_nothing() {
     assert!(!text.contains("no Divvy agent runs there"), "{text}");
 }
 
-/// The answer is about what was asked, and not about the namespace.
+/// The answer is about the pods that were asked for, and not about the whole namespace.
 #[tokio::test]
 async fn if_no_pod_matches_the_answer_says_so() {
     let objects = [
@@ -472,7 +472,7 @@ async fn a_pod_that_chooses_all_gpus_gets_its_own() {
     bed.end().await;
 }
 
-/// Nothing is offered meanwhile.
+/// Meanwhile, the node offers no resources.
 #[tokio::test]
 async fn a_runtime_without_cdi_is_said_before_a_pod_fails() {
     let mut bed = Bed::new(&[&[4]]).await;

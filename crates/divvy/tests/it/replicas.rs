@@ -170,7 +170,7 @@ async fn server(directory: &Path) -> (ApiServer, divvy_testbed::api::Listening) 
     (api, listening)
 }
 
-/// Leaders are killed, ended and frozen.
+/// The test kills, ends, and freezes leaders.
 #[tokio::test]
 async fn no_gpu_is_given_twice_while_leaders_fail() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -163,7 +163,7 @@ fn the_table_has_the_gpus_and_the_processes_with_their_pods() {
     );
 }
 
-/// The other GPU has its rows.
+/// The other GPU still has its rows in the table.
 #[test]
 fn a_lost_gpu_has_a_line_above_the_table() {
     let machine = Machine::new(&json!({"gpus": {"0": {"lost": true}}}));

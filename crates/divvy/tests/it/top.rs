@@ -305,7 +305,7 @@ async fn a_reader_that_has_closed_the_pipe_is_no_error() {
     assert!(!text.contains("panic") && !text.contains("error"), "{} {text}", output.status);
 }
 
-/// The reasons of waiting pods need this right.
+/// The command needs this right to show why pods wait.
 #[tokio::test]
 async fn who_may_not_list_nodes_reads_the_missing_right() {
     let cluster = Cluster::new().await;

@@ -61,7 +61,7 @@ fn node(bed: &Bed) -> String {
     bed.api().get("nodes", "", "n1").expect("the node").to_string()
 }
 
-/// Pods that hold memory are in the way.
+/// Pods that still hold memory prevent the removal.
 #[tokio::test]
 async fn what_divvy_made_is_shown_and_then_removed() {
     let mut bed = Bed::with(&[&[16]], |spec| spec.timings.endpoint_grace = Duration::from_millis(100)).await;

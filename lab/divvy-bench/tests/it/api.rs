@@ -93,7 +93,7 @@ fn a_single_object_is_that_of_the_list() {
     assert_eq!(get(&address, "/api/v1/pods?labelSelector=a%3Db").0, 400);
 }
 
-/// It reaches a watch from the version of the list, too.
+/// The Binding also reaches a watch that starts at the version of the list.
 #[test]
 fn a_binding_reaches_every_earlier_watch() {
     let address = served();

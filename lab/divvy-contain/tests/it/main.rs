@@ -75,7 +75,7 @@ fn inside() {
     );
 }
 
-/// It has nothing else of the machine, and the machine has no trace of it.
+/// The program has nothing else of the machine, and the machine keeps no trace of the program.
 #[test]
 fn a_program_sees_only_its_mounts() {
     if !allowed() {
@@ -138,7 +138,7 @@ fn a_library_gets_the_link_by_which_programs_load_it() {
 }
 
 /// The image has a shell and its libraries from this machine. The program writes to its files, and makes a mount's library known to the loader.
-/// What it writes is not in the image.
+/// Files that the program writes are not in the image.
 #[test]
 fn a_program_has_the_files_of_its_image() {
     if !allowed() {

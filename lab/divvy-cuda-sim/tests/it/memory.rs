@@ -357,7 +357,7 @@ fn while_a_stream_is_captured_nothing_is_allocated() {
     }
 }
 
-/// Its last handle must be gone, too.
+/// The last handle of the memory must be gone, too.
 #[test]
 fn exported_memory_lives_until_its_last_descriptor() {
     let bed = Bed::new();
@@ -423,7 +423,7 @@ fn another_process_can_open_memory_and_pays_nothing() {
 }
 
 /// The memory counts as the process's that still has it.
-/// It also outlives that its maker frees it.
+/// The memory also stays if the process that made it frees it.
 #[test]
 fn opened_memory_outlives_its_maker() {
     let bed = Bed::new();
@@ -539,7 +539,7 @@ fn perform(process: &mut Process, step: &Step) -> Option<Live> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
-    /// It is never more than the GPU.
+    /// The ledger never has more memory than the GPU.
     #[test]
     fn the_ledger_equals_the_live_allocations(steps in steps()) {
         let bed = Bed::new();

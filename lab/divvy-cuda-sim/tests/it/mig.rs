@@ -66,7 +66,7 @@ fn seen(bed: &Bed, visible: Option<&str>) -> Result<Vec<String>, i32> {
     }
 }
 
-/// The list counts up to its first wrong entry.
+/// A list of GPUs counts only up to its first wrong entry.
 #[test]
 fn processes_see_one_mig_device_or_named_gpus() {
     let both = [gpu(0, None), gpu(1, None)].concat();

@@ -45,7 +45,7 @@ fn only_one_process_gets_over_half_a_gpu() {
     assert_eq!(bed.used(), PROCESSES * CONTEXT);
 }
 
-/// It keeps the memory of its parent.
+/// The child keeps the memory of its parent in use after the parent has ended.
 #[test]
 fn a_forked_child_cannot_use_cuda() {
     let bed = Bed::new();

@@ -65,7 +65,7 @@ fn a_program_gets_the_variant_of_its_version() {
     }
 }
 
-/// It returns an error for what is not there.
+/// The function returns an error for a name that does not exist.
 #[test]
 fn the_first_cu_get_proc_address_reports_errors() {
     let bed = Bed::new();

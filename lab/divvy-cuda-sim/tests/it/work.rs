@@ -35,7 +35,7 @@ fn launches_of_all_processes_run_one_after_the_other() {
     assert_eq!(busy, [60 * MS, 60 * MS]);
 }
 
-/// This ends when the library is unloaded.
+/// After the library is unloaded, its kernels can no longer be launched.
 #[test]
 fn a_library_kernel_is_launched_like_a_function() {
     let bed = Bed::new();

@@ -159,7 +159,7 @@ fn answer(text: &str) {
 }
 
 /// Other tests start this program again with this test and a variable. Without the variable it checks what they rely on.
-/// It returns what the calls wrote.
+/// The process returns what the calls wrote.
 #[test]
 fn a_process_makes_the_calls_of_a_test() {
     let Some(cuda) = std::env::var_os("WORKER_CUDA") else {

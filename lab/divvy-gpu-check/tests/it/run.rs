@@ -64,7 +64,7 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The report has what was measured.
+/// The report contains the measured values.
 #[test]
 fn the_checks_hold_on_the_simulated_driver() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -139,7 +139,7 @@ fn the_checks_hold_on_the_simulated_driver() {
     assert!(killed.contains("SIGKILL"), "{killed}");
 }
 
-/// It fails the check, and the other checks go on.
+/// This finding fails the check, and the other checks continue.
 #[test]
 fn a_guard_that_fails_to_hold_is_found() {
     // Without its own function, programs get the driver's.
@@ -179,7 +179,7 @@ fn a_too_generous_guard_fails_divvy_smoke() {
     );
 }
 
-/// They reach less than a tenth of PyTorch's rate.
+/// The tensor cores reach less than a tenth of PyTorch's rate.
 #[test]
 fn too_slow_tensor_cores_fail_the_check() {
     for (theirs, expected, part) in [
@@ -239,7 +239,7 @@ fn pack_with(name: &str, content: &[u8]) -> tempfile::TempDir {
     other
 }
 
-/// The rest is reported.
+/// All other results are reported.
 #[test]
 fn a_hanging_check_is_stopped_with_its_programs() {
     let directory = tempfile::tempdir().expect("a directory");

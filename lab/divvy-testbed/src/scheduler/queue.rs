@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(queue.pop(100).as_deref(), Some("a"));
     }
 
-    /// The rest is flushed after a while.
+    /// A pod that failed for another reason returns to the queue after five minutes.
     #[test]
     fn an_error_is_tried_again_without_an_event() {
         let mut queue = queue();

@@ -222,7 +222,7 @@ mod tests {
         assert!(requirement("example.com/App_1.x", "Exists", &[]).is_some());
     }
 
-    /// An absent one and a wrong one match nothing.
+    /// An absent selector and a wrong selector match nothing.
     #[test]
     fn only_an_empty_selector_matches_everything() {
         let have = labels(&[("app", "web"), ("tier", "front"), ("n", "5")]);

@@ -47,7 +47,7 @@ async fn all_daemons_end_within_one_limit_even_if_none_quits() {
     }
 }
 
-/// What stays closed is remembered.
+/// The agent records each GPU that stays in exclusive mode.
 #[tokio::test]
 async fn every_gpu_is_tried_within_the_limit() {
     let mut bed = Bed::new(&[A100; 3]);

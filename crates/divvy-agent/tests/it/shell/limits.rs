@@ -100,7 +100,7 @@ async fn each_container_gets_its_pods_limit_whenever_it_starts() {
     bed.stop_agent().await;
 }
 
-/// The container's pod has its limit.
+/// The limit of the container's pod is set nevertheless.
 #[tokio::test]
 async fn a_container_with_a_refused_limit_starts_and_is_counted() {
     let mut bed = bed().await;

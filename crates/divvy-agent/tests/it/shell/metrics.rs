@@ -148,7 +148,7 @@ async fn metrics_show_a_containers_use_until_it_ends() {
     bed.stop_agent().await;
 }
 
-/// The GPU has only those series that a MIG device cannot have.
+/// The GPU has only the series that a MIG device cannot have.
 #[tokio::test]
 async fn a_mig_device_has_its_own_series() {
     let mut bed = Bed::new(&[16384, 40960]).await;
@@ -249,7 +249,7 @@ async fn a_mig_device_has_its_own_series() {
     bed.stop_agent().await;
 }
 
-/// The metrics show the containers of a shared GPU.
+/// Metrics of a shared GPU name its containers; metrics of any other GPU name only the GPU.
 #[tokio::test]
 async fn dcgm_names_show_containers_or_else_the_gpu() {
     let mut bed = Bed::new(&[16384, 15109]).await;

@@ -89,7 +89,7 @@ async fn a_gpu_is_divided_and_put_together_again_without_a_restart() {
     bed.stop_agent().await;
 }
 
-/// No more than the memory of the MIG device is given.
+/// Pods get no more memory than the MIG device has.
 #[tokio::test]
 async fn a_container_gets_the_device_nodes_of_its_mig_device() {
     let mut bed = bed().await;

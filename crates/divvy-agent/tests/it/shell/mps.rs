@@ -4,7 +4,7 @@ use std::fs;
 
 use super::*;
 
-/// A container waits for the daemon.
+/// A container waits until the daemon serves.
 #[tokio::test]
 async fn pods_are_placed_for_mps_while_the_daemon_serves() {
     let mut bed = Bed::new(&[16384]).await;

@@ -79,7 +79,7 @@ async fn bed(case: &Case) -> Bed {
     bed
 }
 
-/// The limit is in the kernel's file, and a share that wants one waits where there is none.
+/// The kernel's file holds the limit; a share that requires a limit waits where the kernel has none.
 #[tokio::test]
 async fn another_vendors_share_starts_with_the_kernels_limit() {
     for case in cases() {

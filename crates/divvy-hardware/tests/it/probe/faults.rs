@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::served;
 use crate::support::{GPU1, Lines, Machine, TWO, connect, eventually};
 
-/// An XID reaches clients within a second, and one that was away finds it in hello.
+/// An XID reaches a client within a second, and a client that was away finds the XID in its hello.
 #[test]
 fn an_xid_reaches_every_client_or_waits_in_hello() {
     let machine = Machine::new(TWO);

@@ -488,7 +488,7 @@ mod tests {
         pod
     }
 
-    /// Elsewhere, the extender is not ours.
+    /// On a cluster without agents, the extender belongs to other software.
     #[test]
     fn a_missing_extender_fails_only_where_agents_run() {
         let mut cluster = ClusterFacts::default();

@@ -377,7 +377,7 @@ fn strings_that_yaml_would_take_for_something_else_stay_strings() {
     assert_eq!(value(&merged(&input.to_string()))["profiles"], input["profiles"]);
 }
 
-/// One that did not count becomes ours.
+/// A weight that had no effect is replaced with our weight.
 #[test]
 fn only_a_weight_that_counted_is_kept() {
     let with = |more: &str| tutorial("v1").replace("  bindVerb: bind\n", &format!("  bindVerb: bind\n{more}"));

@@ -193,7 +193,7 @@ fn is_read(annotations: &Value, units: u64) -> bool {
 
 const HUGE: usize = 250_000;
 
-/// The policy refuses the rest in a sentence.
+/// The policy refuses everything else and says why in one sentence.
 #[test]
 fn the_policy_admits_exactly_what_the_extender_reads() {
     let policy = Policy::of_chart("divvy-request");
@@ -529,7 +529,7 @@ fn the_extender_evicts_only_pods_with_gpus_and_by_their_uids() {
     }
 }
 
-/// An unreadable one is larger than what is read.
+/// An annotation is unreadable if it is larger than its readers accept.
 #[test]
 fn no_unreadable_allocation_or_inventory_is_written() {
     if let Some(text) = with(&[json!({"policies": {"gpushareAccounts": ["gpushare"]}})]) {
@@ -553,7 +553,7 @@ fn no_unreadable_allocation_or_inventory_is_written() {
     }
 }
 
-/// Exactly the pods that request a share and do not say their isolation get it.
+/// Exactly the pods that request a share and do not set an isolation get the default.
 #[test]
 fn the_default_isolation_is_for_undecided_shares() {
     let Some(text) = with(&[json!({"policies": {"enabled": false, "defaultIsolation": "soft"}})]) else {

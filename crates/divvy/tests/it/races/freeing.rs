@@ -8,7 +8,7 @@ use divvy_testbed::node::CgroupVersion;
 
 use crate::bed::{Bed, stubborn};
 
-/// The container holds the memory until it ends, also over a restart of the agent.
+/// The container holds the memory until it ends, even if the agent restarts meanwhile.
 #[tokio::test]
 async fn r06_a_force_deleted_pods_container_holds_its_memory() {
     force_delete(CgroupVersion::V2).await;

@@ -27,7 +27,7 @@ async fn r15_a_start_waits_for_a_pod_that_the_agent_has_not_seen_yet() {
     bed.end().await;
 }
 
-/// Until then, it is refused in words.
+/// Until the agent sees the pod, it refuses the pod with an explanation.
 #[tokio::test]
 async fn r15_an_unseen_pod_starts_when_it_is_seen() {
     let bed = Bed::new(&[&[4]]).await;

@@ -108,7 +108,7 @@ fn troubled(without: usize) -> (cases::ClusterBuilder, Pod) {
     (cluster, cases::pod("p", "app=web", spec))
 }
 
-/// The first one that refuses is named.
+/// The first filter that refuses a node is named.
 #[test]
 fn filters_have_the_order_of_the_default_profile() {
     let order = [

@@ -124,7 +124,7 @@ fn the_first_of_pods_that_want_to_be_together_is_placed() {
     nodes().check(&elsewhere, &[AFFINITY; 3], "its own namespace is not meant");
 }
 
-/// One of its terms is enough.
+/// One matching term of the pod is enough.
 #[test]
 fn a_pod_avoids_domains_of_its_anti_affinity() {
     let web = |key| term(key, &["web"], json!(null));
@@ -178,7 +178,7 @@ fn pods_that_are_being_deleted_count() {
 }
 
 /// `TestGetTPMapMatchingIncomingAffinityAntiAffinity` and the cases with `NamespaceSelector` upstream.
-/// Those that it lists are meant, too.
+/// The namespaces that the term lists are meant, too.
 #[test]
 fn a_term_means_its_own_or_selected_namespaces() {
     let cluster = nodes()

@@ -109,7 +109,7 @@ fn a_pod_that_does_not_match_its_own_selector_adds_nothing() {
     zones([2, 1, 0, 3]).check(&stranger, &[SKEW, FITS, FITS, SKEW], "it does not");
 }
 
-/// It counts for no constraint.
+/// Such a node counts for none of the constraints.
 #[test]
 fn a_node_without_topology_key_gets_no_pod() {
     let rack = |cluster: ClusterBuilder| {
@@ -127,7 +127,7 @@ fn a_node_without_topology_key_gets_no_pod() {
     two.check(&spread(&[zone, rack]), &[FITS, FITS, NO_LABEL], "racks as 2 and no others");
 }
 
-/// Nor does the pod itself.
+/// The pod that is being placed does not count either.
 #[test]
 fn other_namespaces_and_deleted_pods_do_not_count() {
     let nodes = || ClusterBuilder::default().node("node-a", "node=a").node("node-b", "node=b");
@@ -186,7 +186,7 @@ fn with_fewer_domains_than_min_domains_the_fewest_are_none() {
     }
 }
 
-/// They count only if the node affinity is ignored.
+/// Such nodes count only if the constraint ignores the node affinity.
 #[test]
 fn nodes_outside_the_node_affinity_do_not_count() {
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [

@@ -24,7 +24,7 @@ fn with_a_limited_user() -> ApiServer {
     api
 }
 
-/// The rest is refused in upstream's words.
+/// Every other request is refused in upstream's words.
 #[tokio::test]
 async fn a_limited_user_has_only_its_granted_rights() {
     let api = with_a_limited_user();

@@ -135,7 +135,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// They stay true while the API server is down, too.
+/// The reflectors also stay true while the API server is down.
 #[tokio::test(start_paused = true)]
 async fn reflectors_stay_true_through_cuts_and_compaction() {
     let api = server();
